@@ -66,20 +66,21 @@ class DefinitionTests(BackendTests):
         with self._open(location) as store:
             assert store._read_definition("t") == first
 
-    def test_a_definition_is_replaced_only_in_its_own_incarnation(self, location: Any) -> None:
-        """A definition with more metadata replaces the stored one, but not that of a tensor created later."""
+    def test_a_definition_is_replaced_only_while_it_is_the_stored_one(self, location: Any) -> None:
+        """A definition with more metadata replaces the one it was made from, and no other."""
         with self._open_with("_replace_document", location, "t") as store:
             first = store._read_definition("t")
             assert first is not None
             more = {**first, "dims": ["y", "x"]}
-            store._replace_document(name_of("t"), sealed(more))
+            store._replace_document(name_of("t"), first, sealed(more))
         with self._open(location) as store:
+            store._replace_document(name_of("t"), first, sealed({**first, "dims": ["row", "column"]}))
             assert store._read_definition("t") == sealed(more)
             store.clear_tensor("t")
-            store._replace_document(name_of("t"), sealed(more))
+            store._replace_document(name_of("t"), sealed(more), first)
             assert store._read_definition("t") is None
             declare(store, "t")
-            store._replace_document(name_of("t"), sealed(more))
+            store._replace_document(name_of("t"), sealed(more), first)
             again = store._read_definition("t")
         assert again is not None
         assert again["incarnation"] != first["incarnation"]

@@ -96,11 +96,11 @@ class Backend(ABC):
         """
         raise _lacking(self, *DOCUMENT_METHODS)
 
-    def _replace_document(self, name: str, document: dict[str, Any]) -> None:  # noqa: ARG002
+    def _replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:  # noqa: ARG002
         """Replace the definition of a tensor atomically by one with more names of dimensions or metadata.
 
-        Do nothing if there is no definition, or one with another ``incarnation``. Optional: without this method, names
-        and metadata that are given after the tensor was stored are not stored.
+        Do nothing if the stored definition is not `old`, because another process has replaced or deleted it. Optional:
+        without this method, names and metadata that are given after the tensor was stored are not stored.
         """
         raise _lacking(self, "_replace_document")
 

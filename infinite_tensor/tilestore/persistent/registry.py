@@ -25,7 +25,7 @@ from infinite_tensor.values.definition import Definition, differences, same
 from infinite_tensor.values.reduction import unknown_in
 from infinite_tensor.values.spec import TensorSpec, amended
 
-_TRIES = 3
+_TRIES = 10
 
 
 class Registry:
@@ -118,7 +118,7 @@ class Registry:
                 self._store_amended(tensor_id, given)
 
     def _store_amended(self, tensor_id: str, given: Definition) -> None:
-        # More than once, because another process may store what it has at the same time.
+        # More than once, because another process may have replaced the definition meanwhile.
         for _ in range(_TRIES):
             stored = self._storage.read_definition(tensor_id)
             known = None if stored is None else StoredTensor.of(self._storage, tensor_id, stored).definition
@@ -129,7 +129,7 @@ class Registry:
             fields: dict[str, Any] = {name: now[name] for name in ("dims", "meaning") if name in now}
             if fields == {name: stored[name] for name in fields if name in stored}:
                 return
-            self._storage.replace(tensor_id, {**stored, **fields})
+            self._storage.replace(tensor_id, stored, {**stored, **fields})
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
         """Return the tile size given for the tensor or the store, or None.

@@ -145,8 +145,8 @@ class Storage:
             raise StoreError(f"{self}: tensor {tensor_id!r} was deleted right after it was created; try again")
         return stored
 
-    def replace(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        """Store a definition in place of the one it was made from, with more names or metadata.
+    def replace(self, tensor_id: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """Replace a definition by one with more names or metadata, if it is still the `old` one.
 
         If the backend cannot, issue a MeaningLostWarning.
         """
@@ -154,7 +154,7 @@ class Storage:
             warn_of_lost(f"tensor {tensor_id!r} in {self}", ["what was given after it was stored"])
             return
         with self.asked("register", tensor_id) as backend:
-            backend._replace_document(name_of(tensor_id), sealed(definition))
+            backend._replace_document(name_of(tensor_id), old, sealed(new))
 
     def holds(self, tensor_id: str) -> bool:
         """Return whether a tensor has a definition, intact or damaged."""

@@ -32,7 +32,6 @@ from infinite_tensor_stores.hdf5.members import (
     file_in_memory,
     groups_in,
     is_defined,
-    is_incarnation,
     names_in,
     put_document,
     read_document,
@@ -375,14 +374,13 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 reserve(file.h5, len(data))
                 put_document(file.h5.require_group(FOLDER), name, data)
 
-    def _replace_document(self, name: str, document: dict[str, Any]) -> None:
+    def _replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
         file = self._writable()
         with file.lock:
-            group = tensor_at(file.h5, name)
-            if group is not None and is_incarnation(group, document["incarnation"]):
-                data = json.dumps(document, allow_nan=False)
+            if read_document(file.h5, name) == old:
+                data = json.dumps(new, allow_nan=False)
                 reserve(file.h5, len(data))
-                replace_definition(group, data)
+                replace_definition(file.h5[name], data)
 
     def _delete_document(self, name: str) -> None:
         if not self._is_begun():

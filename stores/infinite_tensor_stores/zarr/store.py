@@ -210,17 +210,16 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             if winner is not None and winner["incarnation"] != document["incarnation"]:
                 self._objects.run(self._objects.delete_folder, place.array)
 
-    def _replace_document(self, name: str, document: dict[str, Any]) -> None:
-        place = Place.of(document)
+    def _replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+        place = Place.of(new)
         with self._objects.alone_in(name):
             group, array = self._objects.get([place.group, f"{place.array}/{DOCUMENT}"])
-            current = _definition_in(group)
-            if group is None or not isinstance(current, dict) or current["incarnation"] != document["incarnation"]:
+            if group is None or _definition_in(group) != old:
                 return
             # The array first. After a kill in between, the next call finds the names missing in the definition.
             if array is not None:
-                self._objects.put({f"{place.array}/{DOCUMENT}": renamed(array, document)})
-            self._objects.put({place.group: redefined(group, document)})
+                self._objects.put({f"{place.array}/{DOCUMENT}": renamed(array, new)})
+            self._objects.put({place.group: redefined(group, new)})
 
     def _delete_document(self, name: str) -> None:
         # Without the lock, another process clearing the same tensor could delete a tensor created afterwards.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import threading
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from infinite_tensor import (
     TensorWindow,
     TileStore,
     ValidationError,
+    ZarrTileStore,
     from_array,
     from_image,
     from_raster,
@@ -231,6 +234,25 @@ def test_what_inputs_say_later_is_stored_too(name: str, tmp_path: Path) -> None:
         assert store.tensor_definition("out") == before
 
 
+def test_what_several_say_at_once_is_all_stored(tmp_path: Path) -> None:
+    begin = threading.Barrier(6)
+
+    def add(k: int | None) -> None:
+        attrs = {} if k is None else {f"k{k}": k}
+        array = from_array(xarray.DataArray(np.zeros((3, 4)), dims=("y", "x"), attrs=attrs))
+        with ZarrTileStore(tmp_path / "out.zarr") as store:
+            if k is not None:
+                begin.wait()
+            array.map(torch.neg, store=store, tensor_id="out")
+
+    add(None)
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(add, range(6)))
+    with ZarrTileStore(tmp_path / "out.zarr", mode="r") as store:
+        facts = store.tensor_definition("out")["meaning"]["facts"]
+    assert {fact["called"] for fact in facts} == {f"k{k}" for k in range(6)}
+
+
 def test_a_fact_that_a_newer_version_wrote_stays_when_another_is_added(tmp_path: Path) -> None:
     def mapped(store: TileStore, attrs: dict[str, str]) -> None:
         array = xarray.DataArray(np.zeros((3, 4)), dims=("y", "x"), attrs=attrs)
@@ -239,9 +261,10 @@ def test_a_fact_that_a_newer_version_wrote_stays_when_another_is_added(tmp_path:
     with open_store(tmp_path / "out.zarr") as store:
         mapped(store, {"units": "m"})
         definition = store.tensor_definition("out")
+        old = copy.deepcopy(definition)
         new = {"kind": "colour of the sea", "called": "blue", "value": 3}
         definition["meaning"]["facts"].append(new)
-        contents_of(store).storage.replace("out", definition)  # type: ignore[attr-defined]
+        contents_of(store).storage.replace("out", old, definition)  # type: ignore[attr-defined]
     with open_store(tmp_path / "out.zarr") as store:
         mapped(store, {"long_name": "depth"})
         facts = store.tensor_definition("out")["meaning"]["facts"]
