@@ -71,7 +71,7 @@ def _is_of_the_backend(file: str) -> bool:
 
 @steps
 @pytest.mark.parametrize(
-    ("begin", "mode"), [(_nothing, "a"), (Path.touch, "r+"), (make_theirs, "a"), (make_theirs, "w"), (_world, "w")]
+    ("begin", "mode"), [(_nothing, "w"), (Path.touch, "r+"), (make_theirs, "a"), (make_theirs, "w"), (_world, "w")]
 )
 def test_a_kill_before_any_line_of_opening_leaves_what_is_theirs_and_a_file_that_opens(
     begin: Callable[[Path], None], mode: Any, step: int, tmp_path: Path
