@@ -16,7 +16,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
-from infinite_tensor.support.forks import Lock, cached_property
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
@@ -24,7 +24,7 @@ from infinite_tensor.tilestore.store import TileStore, contents_of
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.code import innermost
 from infinite_tensor.values.definition import Padding, modes_of, same
-from infinite_tensor.values.functions import Functions
+from infinite_tensor.values.functions import LOOKING, Functions
 from infinite_tensor.values.meaning import Meaning, derived
 from infinite_tensor.values.spec import TensorSpec
 
@@ -401,14 +401,11 @@ def watching_first_calls(computation: Computation) -> Iterator[None]:
     """Look for values that the functions of `computation` change in this context, if they were not called before."""
     with ExitStack() as stack:
         # No other thread calls the functions before they have been looked at.
-        with _LOOKING:
+        with LOOKING:
             if not computation.functions.is_called:
                 stack.enter_context(watching([computation]))
                 computation.functions.is_called = True
         yield
-
-
-_LOOKING = Lock()
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.code import Modes
 from infinite_tensor.values.fingerprint import STATE, Item, Look, networks_in
+from infinite_tensor.values.functions import first_look
 
 Index: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = dict[str | None, torch.Tensor]
@@ -96,7 +97,7 @@ class CallingNetworks(Calling):
     @cached_property
     def looked(self) -> Look:
         """The code and values used by the functions, before the first call."""
-        return Look(self, "f", is_first=True)
+        return first_look(self, "f")
 
     @cached_property
     def modes(self) -> Modes:

@@ -637,7 +637,7 @@ class _Walk:
             for step in first[0].steps if first else steps:
                 self._member(there.get(step, _NOTHING), inner.at(step), depth)
 
-    def _member(self, member: object, place: _Place, depth: int) -> None:
+    def _member(self, member: Any, place: _Place, depth: int) -> None:
         if self._is_state(place) or member is _NOTHING:
             return
         member = unwrapped(member)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.values.fingerprint import LATE, STAMP, VALUE, Item, Look
 
@@ -171,7 +173,7 @@ class Functions:
     def _first_looks(self) -> dict[str, Look]:
         if self._looks is None:
             self._looks = {
-                name: (isinstance(each, Calling) and each.looked) or Look(each, name, is_first=True)
+                name: (isinstance(each, Calling) and each.looked) or first_look(each, name)
                 for name, each in self._own.items()
             }
         return self._looks
@@ -192,12 +194,21 @@ class Functions:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Look for state in this context: values that the functions change."""
-        before = {name: Look(each, name) for name, each in self._own.items()}
+        with LOOKING:
+            before = {name: Look(each, name) for name, each in self._own.items()}
+            known = {_given(each, name): self._first_looks()[name] for name, each in self._own.items()}
+            for key, look in known.items():
+                _watched[key].append(look)
         try:
             yield
         finally:
             for name, first in self._first_looks().items():
                 Look(self._own[name], name).keep_states(before[name], first)
+            with LOOKING:
+                for key, look in known.items():
+                    _watched[key].remove(look)
+                    if not _watched[key]:
+                        del _watched[key]
 
     @property
     def record(self) -> Record:
@@ -249,6 +260,27 @@ class Functions:
         opaque += [name for record in records for name in record.opaque]
         state = state + [name for record in records for name in record.state]
         return Record(PYTHON, code, items, tuple(dict.fromkeys(opaque)), tuple(dict.fromkeys(state)))
+
+
+LOOKING = Lock()
+"""Held by looks at functions, so that no other thread begins to call them."""
+_watched: defaultdict[tuple[int, type, str], list[Look]] = defaultdict(list)
+"""For each function that is being called and watched, the looks before its first call: one for each watcher."""
+
+
+def first_look(function: object, name: str) -> Look:
+    """Look at a function before its first call for a tensor, or as it was before calls that run now."""
+    with LOOKING:
+        watched = _watched.get(_given(function, name))
+        return watched[0] if watched else Look(function, name, is_first=True)
+
+
+def _given(function: Any, name: str) -> tuple[int, type, str]:
+    return (
+        id(getattr(function, "__wrapped__", None) if isinstance(function, Calling) else function),
+        type(function),
+        name,
+    )
 
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
