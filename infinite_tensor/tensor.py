@@ -268,11 +268,14 @@ class InfiniteTensor(Fillable):
     def _reaches(self) -> Mapping[str, object]:
         """Return the parts of this tensor that enter the fingerprint of a function referring to the tensor.
 
-        These are the definition, ``f`` and the args: if one of them changes, so does the fingerprint.
+        This is the definition and, of a tensor without an id, ``f`` and the args. The functions of a tensor with an id
+        are compared when it is built, and an object with methods for several tensors holds all of them only later.
         """
-        name = f"tensor {self.tensor_id!r}" if self._node.tensor.named else "a tensor"
+        named = self._node.tensor.named
+        name = f"tensor {self.tensor_id!r}" if named else "a tensor"
+        found: dict[str, object] = {name: Item(name, f"#{self._spec.definition.digest}", "state")}
         args = {f"{name}.args[{at}]": arg for at, arg in enumerate(self.args)}
-        return {name: Item(name, f"#{self._spec.definition.digest}", "state"), f"{name}.f": self.f, **args}
+        return found if named else {**found, f"{name}.f": self.f, **args}
 
     @property
     def _spec(self) -> TensorSpec:

@@ -317,6 +317,7 @@ def changes(stored: Record, given: Record) -> Changes:
     # Values of a module not yet imported would seem to be missing.
     is_comparable = stored.python == given.python and late[0] == late[1]
     code = [name for name, digest in given.code.items() if is_comparable and stored.code.get(name, digest) != digest]
+    is_same_code = not code and stored.code.keys() == given.code.keys()
     found = Changes(code, [], [], [])
     before, now = (
         {item.place: item for item in record.items if item.kind not in (STAMP, LATE) and item.place not in ignored}
@@ -330,9 +331,11 @@ def changes(stored: Record, given: Record) -> Changes:
         if (old is None or new is None) and (old or now[place]).said in renamed:
             continue
         kind, line = (new or before[place]).kind, ""
+        # An object may get more attributes after a tensor was built with its methods.
+        is_lost = new is None and is_same_code
         if old is not None and new is not None:
             line = _line(old, new)
-        elif kind in (_FIRM, VALUE) and is_comparable and stored.code and given.code:
+        elif is_comparable and stored.code and given.code and (kind == _FIRM or (is_lost and kind == VALUE)):
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
             # Changed code may reach other values, or the same values by new names. Report only lost data, such as
             # weights.

@@ -58,7 +58,7 @@ def base() -> InfiniteTensor:
         ),
         ({"blend": lambda a, b: a.reshape(4, 4) + b}, "does not work on torch.float32 tensors"),
         ({"blend": torch.maximum, "dtype": torch.complex64}, "does not work on torch.complex64 tensors"),
-        ({"blend": torch.maximum, "dtype": torch.uint16}, "does not work on torch.uint16 tensors"),
+        ({"blend": torch.fmax, "dtype": torch.uint16}, "does not work on torch.uint16 tensors"),
         ({"blend_init": "0"}, "blend_init must be a number"),
         ({"blend_init": 0.5, "dtype": torch.int32}, "blend_init 0.5 does not fit torch.int32"),
         ({"version": object()}, "version must be a JSON value"),

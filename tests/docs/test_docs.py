@@ -25,7 +25,9 @@ from torch.overrides import TorchFunctionMode
 
 import infinite_tensor
 import infinite_tensor_stores
+from infinite_tensor import TensorWindow, WeightedMean
 from infinite_tensor.cli.running import run
+from infinite_tensor.values.weights import KINDS, weights_over
 from tests.support.pictures import is_drawn
 from tests.support.s3_server import ADMIN, READER, running
 from tests.support.slurm import sbatch
@@ -224,6 +226,17 @@ def defined_in(path: Path) -> frozenset[str]:
     """The names of the functions and classes of a module."""
     module = ast.parse(path.read_text(encoding="utf-8"))
     return frozenset(node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.ClassDef))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(2,), (5, 8), (31, 64, 7), (40_000,)], ids=str)
+def test_the_page_on_blending_gives_all_bits_of_the_weights(kind: str, size: tuple[int, ...]) -> None:
+    page = ROOT / "docs" / "blending.md"
+    (formula,) = [block for block in blocks_of(page) if "def weights(" in block.code]
+    names: dict[str, Any] = {"torch": torch}
+    formula.run(names)
+    ours = weights_over(WeightedMean(kind), TensorWindow(size, stride=1))
+    assert torch.equal(ours.expand(size), names["weights"](kind, size))
 
 
 def test_every_guarantee_has_a_test_that_exists() -> None:

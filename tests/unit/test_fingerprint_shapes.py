@@ -338,7 +338,7 @@ def ordered_fields(*names: str) -> Callable[..., Any]:
         (lambda: closure({int: 1, str: 2}), lambda: closure({str: 1, int: 2})),
         (lambda: closure([level((1, 2))]), lambda: closure([level((1, 3))])),
         (lambda: closure([np.zeros((2, 3))] * 120), lambda: closure([np.zeros((3, 2))] * 120)),
-        (lambda: closure(Plain(1.0)), lambda: closure(extended(Plain(1.0)))),
+        (lambda: closure(extended(Plain(1.0))), lambda: closure(Plain(1.0))),
     ],
 )
 def test_another_value_is_seen(one: Callable[[], Any], other: Callable[[], Any]) -> None:

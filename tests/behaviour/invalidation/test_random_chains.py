@@ -18,6 +18,7 @@ from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, Tile
 from infinite_tensor.geometry.window import followed
 from tests.behaviour.invalidation.model import Model
 from tests.support.dict_store import DictTileStore
+from tests.support.elsewhere import Elsewhere
 from tests.support.pipelines import Pipeline, pipelines
 from tests.support.reference import Box, Index, Padding, TooManyWindows
 
@@ -75,6 +76,9 @@ def _repeats(padding: Padding | None) -> bool:
 
 class _Play:
     """A history on stores of one kind, beside its model."""
+
+    # What was read and dropped is no part of what is computed.
+    _model: Elsewhere[Model] = Elsewhere()
 
     def __init__(self, pipeline: Pipeline, open_store: Callable[..., TileStore], *, exact: bool) -> None:
         self._exact = exact

@@ -109,7 +109,7 @@ def test_what_cannot_be_stored_first_keeps_everything_as_it_is(data: Data) -> No
 @pytest.mark.parametrize("of", ["ground", "mid"])
 def test_a_read_only_store_is_refused_and_nothing_is_dropped(data: Data, tmp_path: Path, of: str) -> None:
     for name in ("ground", "mid"):
-        with ZarrTileStore(tmp_path / name, tile_size=TILE):
+        with ZarrTileStore(tmp_path / name, mode="w", tile_size=TILE):
             pass
     opened = {name: ZarrTileStore(tmp_path / name, mode="r" if name == of else "a") for name in ("ground", "mid")}
     with opened["ground"], opened["mid"], MemoryTileStore() as memory:

@@ -237,7 +237,7 @@ def test_another_error_of_a_call_is_raised(tmp_path: Path, monkeypatch: pytest.M
         TensorBlob.open(tmp_path / "blob", "w", dtype="float32", shape=SHAPE)
     without_links(monkeypatch, "EIO")
     with pytest.raises(StoreError, match="Input/output error"):
-        ZarrTileStore(tmp_path / "s")
+        ZarrTileStore(tmp_path / "s", mode="w")
 
 
 # File systems of fsspec.

@@ -74,7 +74,7 @@ def test_results_do_not_go_to_a_file_that_another_one_has_replaced(path: Path) -
     closed(path, "r+")
     with HDF5TileStore(path, tile_size=8) as store:
         path.rename(path.with_suffix(".bak"))
-        HDF5TileStore(path).close()
+        HDF5TileStore(path, mode="w").close()
         with pytest.raises(StoreError, match="vanished"):
             pixels(store)
         store.close(discard=True)
