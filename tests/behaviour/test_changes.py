@@ -379,7 +379,10 @@ def test_a_fill_that_computes_nothing_does_not_hide_what_later_calls_change(tmp_
         made = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
         made.fill(sl[0:8], where=torch.zeros(8, dtype=torch.bool))
         made[0:8]
-        InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
+        assert told == []
 
 
 def test_what_is_known_of_a_state_keeps_no_object_alive() -> None:
