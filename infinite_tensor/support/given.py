@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.tables import plain
 
 _MOST = 200
 """The maximum number of characters of a value in a message."""
@@ -29,14 +28,14 @@ _LARGEST = 2**31
 def quoted(value: object) -> str:
     """Return the repr of a value for messages.
 
-    Control characters are escaped. A long repr is cut off. Arrays, also in a dict, list or tuple, are shown by shape.
+    A long repr is cut off. Arrays, also in a dict, list or tuple, are shown by shape.
     """
     try:
         text = _text(value)
     except Exception:  # noqa: BLE001  (of any object)
         # For example an int of 5,000 digits, a list inside itself, or a file that has been closed.
         text = f"<{type(value).__name__}>"
-    return plain(text if len(text) <= _MOST else f"{text[:_MOST]}...")
+    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
 
 
 def _text(value: Any) -> str:

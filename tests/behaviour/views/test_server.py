@@ -759,7 +759,8 @@ def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals,
 def serving(folder: Path, module: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[str], Any]]]:
     """The command in a process of its own, and what asks it for a path."""
     (folder / "world.py").write_text(module)
-    ZarrTileStore(folder / "w.zarr", mode="w").close()
+    if not (folder / "w.zarr").exists():
+        ZarrTileStore(folder / "w.zarr", mode="w").close()
     command = [*COMMAND, "serve", "w.zarr", "--module", "world.py:world", "--max-windows", "9999", "--port", "0"]
     with subprocess.Popen(
         [*command, *options], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
