@@ -26,7 +26,7 @@ from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
-from infinite_tensor.support.interrupts import at_rest, entered, known, store_call, wait_for
+from infinite_tensor.support.interrupts import at_rest, changing, entered, known, store_call, wait_for
 from infinite_tensor.support.stopping import end_if_unwanted
 from infinite_tensor.support.threads import begin
 
@@ -216,7 +216,8 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
                 end_if_unwanted()
             if not is_watched:
                 # Only now, because other threads may compute all windows.
-                stack.enter_context(watching_first_calls(work.workload.computation))
+                with changing():
+                    stack.enter_context(watching_first_calls(work.workload.computation))
                 is_watched = True
             calls.run(positions, deposits.put)
             deposits.tend()

@@ -41,7 +41,9 @@ os.register_at_fork(after_in_child=_renew_all)
 class Lock:
     """A reentrant lock with support for forks and pickle.
 
-    In a forked child and after unpickling, the lock is free.
+    In a forked child and after unpickling, the lock is free. A Ctrl-C between taking the lock and the body of ``with``
+    would leave the lock taken, so ``with`` calls the methods of the `threading.RLock` itself: Python runs no signal
+    handler within these.
     """
 
     def __init__(self) -> None:
@@ -51,11 +53,13 @@ class Lock:
     def _renew_after_fork(self) -> None:
         self._lock = threading.RLock()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    @property
+    def __exit__(self) -> Callable[..., None]:  # noqa: PLE0302, PYI036  (returns the method)
+        return self._lock.__exit__
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()
