@@ -230,5 +230,8 @@ def test_a_login_that_may_only_read_reads_and_is_refused_to_write(server: S3Serv
         Chain(store).check(*random_parts(1, 4))
         with pytest.raises(StoreError, match="could not register tensor 'new': PermissionError: Access Denied"):
             plain(store, "new", 1)
-    with pytest.raises(StoreError, match="cannot be opened: PermissionError: Access Denied"):
-        open_on_s3(f"{url}-new", server.options(READER))
+    with (
+        open_on_s3(f"{url}-new", server.options(READER)) as store,
+        pytest.raises(StoreError, match="PermissionError: Access Denied"),
+    ):
+        plain(store, "new", 1)
