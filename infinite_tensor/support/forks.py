@@ -6,8 +6,8 @@ A fork copies locks held by other threads, but not the threads to release them.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
+from _thread import RLock
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
@@ -38,28 +38,18 @@ def _renew_all() -> None:
 os.register_at_fork(after_in_child=_renew_all)
 
 
-class Lock:
+class Lock(RLock):  # type: ignore[misc]  # final for type checkers only
     """A reentrant lock with support for forks and pickle.
 
-    In a forked child and after unpickling, the lock is free. A Ctrl-C between taking the lock and the body of ``with``
-    would leave the lock taken, so ``with`` calls the methods of the `threading.RLock` itself: Python runs no signal
-    handler within these.
+    In a forked child and after unpickling, the lock is free. ``with`` calls methods of the base class, which are not
+    written in Python: a Ctrl-C between taking the lock and the body of ``with`` would leave the lock taken.
     """
 
     def __init__(self) -> None:
-        self._renew_after_fork()
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        self._lock = threading.RLock()
-
-    @property
-    def __enter__(self) -> Callable[[], bool]:
-        return self._lock.__enter__
-
-    @property
-    def __exit__(self) -> Callable[..., None]:  # noqa: PLE0302, PYI036  (returns the method)
-        return self._lock.__exit__
+        self._at_fork_reinit()  # type: ignore[attr-defined]  # as Python itself does
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()
