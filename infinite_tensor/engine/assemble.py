@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -16,16 +16,20 @@ import torch
 
 from infinite_tensor.engine.chain import Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.engine.formulas import formulas_of, nbytes_per_pixel, spread
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.loop import Loop, Regions, run_steps
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
+from infinite_tensor.engine.returned import named
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Blocks, Selection
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.functions import Calling, Formula
 from infinite_tensor.support.interrupts import looking, store_call
+from infinite_tensor.tilestore.messages import warn_of_waste
 from infinite_tensor.values.spec import TensorSpec
 
 T = TypeVar("T")
@@ -58,7 +62,7 @@ class _Part:
     @cached_property
     def nbytes(self) -> int:
         """Approximate memory for reading all blocks at once, in bytes."""
-        size = self.blocks.pixels * self.node.spec.dtype.itemsize
+        size = int(self.blocks.pixels * self._pixel_bytes)
         if True not in self.blocks.far:
             return size
         # Distant pixels share no tile of this tensor or of upstream tensors.
@@ -76,7 +80,11 @@ class _Part:
 
     def cut(self, most: int) -> _Part:
         """Return the part with blocks of at most `most` bytes, if possible."""
-        return replace(self, blocks=self.blocks.cut(max(1, most // self.node.spec.dtype.itemsize)))
+        return replace(self, blocks=self.blocks.cut(max(1, int(most // self._pixel_bytes))))
+
+    @cached_property
+    def _pixel_bytes(self) -> float:
+        return nbytes_per_pixel(self.node)
 
 
 def _largest_unit(node: Node) -> int:
@@ -109,6 +117,15 @@ def read_together(
         return [[selection.pick(out) for selection, out in parts] for parts in read]
 
 
+def _read_anew(node: Node, start: Sequence[int], out: torch.Tensor) -> None:
+    stop = [a + n for a, n in zip(start, out.shape, strict=True)]
+    selection = Selection(tuple(start), tuple(stop), (1,) * len(stop), ())
+    out.copy_(read_together([(node, [selection])])[0][0])
+
+
+Views.read_anew = staticmethod(_read_anew)
+
+
 def windows_to_compute(node: Node, selection: Selection) -> int:
     """Count the windows to compute for a read.
 
@@ -120,9 +137,11 @@ def windows_to_compute(node: Node, selection: Selection) -> int:
         If some of these windows belong to a tensor without ``f``.
     """
     with store_call(node.contents, CLAIMS), Views(CLAIMS.reader(None)) as views:
-        access = views.of(node)
-        missing = access.add(*Blocks.of(selection, node.spec.grid.window).bounds())
-        return sum([len(workload.windows) for workload in build({node: missing}, views)]) if len(missing) else 0
+        wanted = {node: NumberedRegions.alone(*Blocks.of(selection, node.spec.grid.window).bounds())}
+        formulas, ends = formulas_of([node])
+        needed = spread(formulas, wanted)
+        missing = {end: views.of(end).add(needed[end].starts, needed[end].stops) for end in ends if end in needed}
+        return sum([len(workload.windows) for workload in build(missing, views)])
 
 
 _Selected: TypeAlias = list[tuple[Selection, torch.Tensor]]
@@ -203,7 +222,31 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
         except Exception:
             if not views.moved:
                 raise
+        for node, (_, _, own) in zip(nodes, requests, strict=True):
+            _warn_of_waste(node, sum([out.numel() for _, out in own]), views.reader.work)
         return not views.moved
+
+
+def _warn_of_waste(node: Node, pixels: int, work: Mapping[Node, int]) -> None:
+    """Warn once if a read computes many pixels of upstream tensors for a pixel."""
+    # Only the windows of maps are chosen by this library, and not those of levels.
+    upstream = {
+        each: count
+        for each, count in work.items()
+        if each.computation is not node.computation
+        and isinstance(each.computation.f, Formula)
+        and isinstance(each.computation.f, Calling)
+    }
+    if not node.computation.warned and sum(upstream.values()) > max(_LEAST_WORK, _WASTE * pixels):
+        node.computation.warned = True
+        most = max(upstream, key=upstream.__getitem__)
+        windows = named(most.computation), most.spec.grid.window.size
+        warn_of_waste(named(node.computation), pixels, sum(upstream.values()), *windows)
+
+
+_WASTE = 20
+_LEAST_WORK = 2**18
+"""Fewer pixels are computed without a word."""
 
 
 def _read_at_once(parts: Sequence[_Part], views: Views) -> None:

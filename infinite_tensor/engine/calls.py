@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import torch
 
-from infinite_tensor.engine.chain import Input
+from infinite_tensor.engine.args import region_of
 from infinite_tensor.engine.claims import CLAIMS, Work, Worker
-from infinite_tensor.errors import DeviceMismatchError, DtypeMismatchError, ShapeMismatchError, ValidationError
-from infinite_tensor.geometry.padding import positions
-from infinite_tensor.geometry.points import IntArray
-from infinite_tensor.support.allocation import Array, as_array, as_tensor, keep_at_hand, new_block, new_tensor
-from infinite_tensor.support.given import quoted
+from infinite_tensor.engine.returned import Check, as_list, entries_of, named
+from infinite_tensor.support.allocation import Array, as_array, keep_at_hand, new_block
 from infinite_tensor.support.interrupts import changing, entered, running_f
 from infinite_tensor.support.log import LOG
-from infinite_tensor.support.nested import Key, leaves, show
-from infinite_tensor.tilestore.contents import Access, Contents
-from infinite_tensor.values.code import innermost
-from infinite_tensor.values.spec import TensorSpec
+from infinite_tensor.tilestore.contents import Contents
 
-_SMALLER = "give args_windows a smaller size"
 _BLOCK_BYTES = 2**21
 _LATEST_SECONDS = 0.05
 
@@ -48,7 +37,7 @@ class Calls:
             for upstream, (access, starts) in zip(computation.inputs, work.workload.sources, strict=True)
         ]
         self._batched = computation.batching.given is not None
-        self._checks = [_Check(tensor.spec.gathered) for tensor in computation.tensors]
+        self._checks = [Check(tensor.spec.gathered) for tensor in computation.tensors]
         self._check = self._checks[0].array_of
         self._keys = [check.key for check in self._checks if check.key is not None]
 
@@ -80,7 +69,7 @@ class Calls:
         except Exception as error:
             indices = [str(self._indices[position]) for position in positions[:8]]
             listed = ", ".join(indices if len(positions) <= 8 else [*indices, "..."])
-            error.add_note(f"while computing window {listed} of {self._computation.names}{_source_of(self._f)}")
+            error.add_note(f"while computing window {listed} of {named(self._computation)}")
             if isinstance(error, torch.OutOfMemoryError):
                 error.add_note("give a smaller batch_size, or smaller windows; windows that are stored are kept")
             raise
@@ -91,7 +80,7 @@ class Calls:
             put(position, window, *others)
 
     def _checked(self, output: object) -> list[Array]:
-        entries = _entries(output, self._keys)
+        entries = entries_of(output, self._keys)
         return [check.array_of(entry) for check, entry in zip(self._checks, entries, strict=True)]
 
     def _checked_batch(self, positions: Sequence[int]) -> list[Sequence[Array]]:
@@ -106,206 +95,15 @@ class Calls:
         if not self._keys:
             return [(each,) for each in self._checks[0].arrays_of(output, len(positions))]
         if isinstance(output, Mapping):
-            entries = _entries(output, self._keys)
+            entries = entries_of(output, self._keys)
             arrays = [
                 check.arrays_of(entry, len(positions)) for check, entry in zip(self._checks, entries, strict=True)
             ]
             return list(zip(*arrays, strict=True))
-        return [self._checked(each) for each in _as_list(output, len(positions))]
+        return [self._checked(each) for each in as_list(output, len(positions))]
 
     def _regions(self, position: int) -> list[torch.Tensor]:
-        return [region_of(upstream, access, starts[position]) for upstream, access, starts in self._sources]
-
-
-class _Check:
-    """Checks the windows returned by ``f`` for one tensor."""
-
-    def __init__(self, spec: TensorSpec) -> None:
-        self._spec = spec
-        self._size, self._dtype = spec.definition.output_window.size, spec.numpy_dtype
-        self.key = spec.definition.output
-        self._named = "" if self.key is None else f" for {show(self.key)}"
-
-    def array_of(self, output: object) -> Array:
-        """Check one window, and return an array sharing its memory."""
-        if self._dtype is not None and type(output) is torch.Tensor:
-            try:
-                array = output.numpy()
-            except (RuntimeError, TypeError):
-                # For example, the output requires a gradient or is on another device.
-                return self._slow(output)
-            if array.dtype == self._dtype and array.shape == self._size:
-                return array
-        return self._slow(output)
-
-    def arrays_of(self, returned: object, count: int) -> Sequence[Array]:
-        """Check the windows of a batch, and return one array per window.
-
-        `returned` is a list or a stacked tensor for `count` windows.
-        """
-        if self._dtype is not None and type(returned) is torch.Tensor and returned.shape == (count, *self._size):
-            with contextlib.suppress(RuntimeError, TypeError):
-                stacked = returned.numpy()
-                if stacked.dtype == self._dtype:
-                    return list(stacked)
-        return [self.array_of(each) for each in self._windows_of(returned, count)]
-
-    def _windows_of(self, returned: object, count: int) -> Sequence[object]:
-        if isinstance(returned, torch.Tensor) and not returned.is_nested:
-            self._check_dense(returned)
-            stacked = (count, *self._size)
-            if returned.shape != stacked:
-                raise ShapeMismatchError(
-                    f"for {_windows(count)}, f returned{self._named} shape {tuple(returned.shape)}; return {stacked}"
-                )
-        return _as_list(returned, count)
-
-    def _slow(self, output: object) -> Array:
-        tensor = self._checked(output)
-        try:
-            return as_array(tensor)
-        except (RuntimeError, TypeError) as error:
-            raise ValidationError(
-                f"f must return a tensor{self._named} with values, got {type(output).__name__}: {error}"
-            ) from error
-
-    def _checked(self, output: object) -> torch.Tensor:
-        spec, size, named = self._spec, self._size, self._named
-        if not isinstance(output, torch.Tensor):
-            advice = "end it with return result" if output is None else "return torch.as_tensor(result)"
-            raise ValidationError(
-                f"f must return a torch.Tensor{named}, got {type(output).__name__}: {quoted(output)}; {advice}"
-            )
-        self._check_dense(output)
-        if output.shape != size:
-            raise ShapeMismatchError(
-                f"f returned{named} shape {tuple(output.shape)}, but the output window has size {size}; return {size}"
-            )
-        if output.dtype != spec.dtype:
-            raise DtypeMismatchError(
-                f"f returned{named} {output.dtype}, but the tensor has dtype {spec.dtype}; return "
-                f"result.to({spec.dtype}), or declare dtype={output.dtype}"
-            )
-        if output.device != spec.device:
-            here, there = str(spec.device), str(output.device)
-            advice = f"return result.to({here!r}), or declare device={there!r}"
-            raise DeviceMismatchError(
-                f"f returned{named} a tensor on {there}, but the tensor is declared on {here}; "
-                + ("return a tensor with values" if output.is_meta else advice)
-            )
-        return output.detach().resolve_conj().resolve_neg()
-
-    def _check_dense(self, output: torch.Tensor) -> None:
-        if output.is_nested:
-            raise ValidationError(f"f must return a dense tensor{self._named}, got a nested tensor")
-        if output.layout is not torch.strided:
-            raise ValidationError(
-                f"f must return a dense tensor{self._named}, got layout {output.layout}; return result.to_dense()"
-            )
-
-
-def _entries(output: object, keys: Sequence[Key]) -> list[Any]:
-    listed = ", ".join(map(show, keys))
-    if not isinstance(output, Mapping):
-        raise ValidationError(f"f must return a dict with the keys {listed}, got {type(output).__name__}")
-    found = dict(leaves(output))
-    missing, extra = [key for key in keys if key not in found], [key for key in found if key not in keys]
-    if missing or extra:
-        differing = [f"{show(key)} is missing" for key in missing] + [f"{show(key)} is not an output" for key in extra]
-        raise ValidationError(
-            f"f must return a dict with the keys {listed}; in the returned dict, {', '.join(differing)}"
-        )
-    return [found[key] for key in keys]
-
-
-def _as_list(returned: object, count: int) -> Sequence[object]:
-    if isinstance(returned, torch.Tensor) and returned.ndim > 0:
-        returned = returned.unbind(0)
-    if not isinstance(returned, list | tuple):
-        raise ValidationError(
-            f"f with a batch_size must return a list of tensors or one stacked tensor, got {type(returned).__name__}"
-        )
-    if len(returned) != count:
-        raise ShapeMismatchError(
-            f"for {_windows(count)}, f returned {len(returned)} results; return one tensor for each window"
-        )
-    return returned
-
-
-def _source_of(f: Callable[..., Any]) -> str:
-    """Describe the user's function for messages: name, file and line."""
-    f = innermost(f)
-    kind, code = type(f), getattr(f, "__code__", None)
-    if code is not None:
-        return f", by {f.__name__} defined in {code.co_filename}:{code.co_firstlineno}"
-    # For example, a network or a function of torch.
-    return (
-        "" if str(kind.__module__).startswith("infinite_tensor.") else f", by {getattr(f, '__name__', kind.__name__)}"
-    )
-
-
-def _windows(count: int) -> str:
-    return f"{count} window{'s' * (count > 1)}"
-
-
-def region_of(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
-    """Read the region of an arg beginning at pixel `start`."""
-    if upstream.reads.padded and upstream.reads.leaves(start):
-        return _padded(upstream, access, start)
-    spec = upstream.node.spec
-    region = new_tensor(upstream.window.size, spec.dtype, spec.device, _SMALLER)
-    access.read(start, region)
-    return region
-
-
-def _padded(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
-    spec, reads, size = upstream.node.spec, upstream.reads, upstream.window.size
-    parts = [reads.parts(d, first) for d, first in enumerate(start)]
-    if not all(parts):
-        # In some dimension, the region contains nothing but constant padding.
-        return as_tensor(_with_constants(upstream, as_array(_new(size, upstream)), start))
-    inside = as_array(_new([sum(b - a for a, b in part) for part in parts], upstream))
-    for box in itertools.product(*map(_placed, parts)):
-        access.read([low for low, _ in box], as_tensor(inside)[tuple(to for _, to in box)])
-    for d, (extent, mode) in reads.padded.items():
-        if len(parts[d]) == 1:
-            index = positions(mode, extent, start[d], size[d])
-            inside = _taken(inside, d, np.maximum(index - parts[d][0][0], 0))
-    assert inside.shape == size
-    assert as_tensor(inside).dtype == spec.dtype
-    return as_tensor(_with_constants(upstream, inside, start))
-
-
-def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
-    return new_tensor(tuple(size), upstream.node.spec.dtype, upstream.node.spec.device, _SMALLER)
-
-
-def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """Return the slices for storing intervals one after another.
-
-    The intervals ``[(5, 8), (0, 2)]`` give ``[(5, slice(0, 3)), (0, slice(3, 5))]``: the three pixels from 5 on are
-    stored first, then the two pixels from 0 on.
-    """
-    ends = list(itertools.accumulate(b - a for a, b in parts))
-    return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
-
-
-def _taken(block: Array, d: int, index: IntArray) -> Array:
-    if len(index) == block.shape[d] and bool((index == np.arange(len(index))).all()):
-        return block
-    if isinstance(block, np.ndarray):
-        return np.take(block, index, axis=d)
-    return block.index_select(d, torch.from_numpy(index).to(block.device))
-
-
-def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:
-    assert upstream.padding is not None
-    for d, (extent, mode) in upstream.reads.padded.items():
-        if mode == "constant":
-            before, after = max(0, -start[d]), max(0, extent - start[d])
-            for outside in (slice(0, before), slice(after, None)):
-                region[(slice(None),) * d + (outside,)] = upstream.padding[d].value
-    return region
+        return [region_of(each, access, starts[position], each.window.size) for each, access, starts in self._sources]
 
 
 class Deposits:

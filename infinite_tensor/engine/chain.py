@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import types
 import weakref
@@ -15,9 +16,9 @@ import numpy as np
 from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
-from infinite_tensor.geometry.window import TensorWindow, coordinates_of
-from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.functions import RegionWriter
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_edge, coordinates_of, followed
+from infinite_tensor.support.forks import Lock, cached_property
+from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
 from infinite_tensor.tilestore.store import TileStore, contents_of
@@ -86,8 +87,10 @@ class Computation:
         Computes windows; None for a tensor opened without ``f``, to read stored pixels only.
     batching : Batching
         How many windows a call of `f` takes.
-    inputs : tuple of Input
+    args : tuple of Input
         The upstream tensors, each with the window through which it is read.
+    formula : Units or None
+        The smallest windows, if regions are computed where they are read, and windows only as parts of regions.
     coordinates : int
         The length of the window index for `f`. A tensor with more dimensions appends zeros to this index.
     depth : int
@@ -98,6 +101,8 @@ class Computation:
         `f`, if it can write regions of its tensor without windows.
     copied : bool
         Whether pixels are only copied from memory, so that no window is ever computed.
+    warned : bool
+        Whether a warning has said that reads compute far more than is read.
     function, code
         The user's function that `f` finally calls, and the code of that function when the tensor was built.
     """
@@ -105,13 +110,16 @@ class Computation:
     tensors: tuple[TensorInStore, ...]
     f: Callable[..., Any] | None
     batching: Batching
-    inputs: tuple[Input, ...]
+    args: tuple[Input, ...]
     coordinates: int
 
     def __post_init__(self) -> None:
-        self.depth: int = max((upstream.node.computation.depth + 1 for upstream in self.inputs), default=0)
-        self.computable: bool = self.f is not None and all(each.node.computation.computable for each in self.inputs)
+        self.depth: int = max((upstream.node.computation.depth + 1 for upstream in self.args), default=0)
+        self.computable: bool = self.f is not None and all(each.node.computation.computable for each in self.args)
         tensor = self.tensors[0]
+        is_formula = isinstance(self.f, Formula) and self.f.is_formula and not tensor.contents.outlives_process
+        self.formula = _units(tensor.spec.grid, self.args) if is_formula else None
+        self.warned = False
         self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
         self.copied: bool = self.writer is not None and self.writer.copies and not tensor.contents.outlives_process
         self.function: Any = None if self.f is None else innermost(self.f)
@@ -160,6 +168,16 @@ class Computation:
             warn_of_other_code(self.tensors[0].spec)
 
     @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The args, each with the window through which it is read now."""
+        return self.args if self.formula is None else self.formula.inputs
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether pixels are copied or computed where they are read, so that no window is ever stored."""
+        return self.copied or self.formula is not None
+
+    @property
     def nodes(self) -> list[Node]:
         """One node per tensor."""
         return [Node(self, tensor) for tensor in self.tensors]
@@ -187,6 +205,47 @@ class Computation:
         If `f` gets two coordinates, the index ``(2, 3, 0)`` becomes ``(2, 3)``.
         """
         return windows[:, : self.coordinates]
+
+
+@dataclass(eq=False)
+class Units:
+    """The smallest windows of a formula, with a whole number of pixels in each arg.
+
+    Attributes
+    ----------
+    grid : WindowGrid
+        The units.
+    inputs : tuple of Input
+        The args, each with the window through which a unit reads it.
+    lock : lock
+        Held during the first call of ``f``, and the check whether its results are local.
+    """
+
+    grid: WindowGrid
+    inputs: tuple[Input, ...]
+
+    def __post_init__(self) -> None:
+        self.lock = Lock()
+
+
+def _units(grid: WindowGrid, args: Sequence[Input]) -> Units:
+    """Divide the windows of a tensor into units."""
+    size, sides = grid.window.size, [1] * grid.ndim
+    follow = [(k, stride) for arg in args for k, stride in zip(followed(arg.window), arg.window.stride, strict=True)]
+    for k, n in enumerate(size):
+        along = [n // math.gcd(n, stride) for at, stride in follow if at == k]
+        sides[k] = math.lcm(*along) if along else n
+    inputs = []
+    for arg in args:
+        window = arg.window
+        strides = [
+            stride if k is None else stride * sides[k] // size[k]
+            for k, stride in zip(followed(window), window.stride, strict=True)
+        ]
+        sizes = [n - old + new for n, old, new in zip(window.size, window.stride, strides, strict=True)]
+        unit = TensorWindow(sizes, strides, window.offset, window.dimension_map)
+        inputs.append(replace(arg, window=unit))
+    return Units(WindowGrid(TensorWindow(sides), grid.shape, checked_edge("clip", grid.shape)), tuple(inputs))
 
 
 def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence[Node]) -> TensorSpec:
@@ -246,6 +305,12 @@ class Node:
     def spec(self) -> TensorSpec:
         """The spec of the tensor."""
         return self.tensor.spec
+
+    @property
+    def grid(self) -> WindowGrid:
+        """The windows to compute; of a formula, the units."""
+        formula = self.computation.formula
+        return self.spec.grid if formula is None else formula.grid
 
     def indices(self, windows: IntArray) -> IntArray:
         """Append zeros to window indices, up to the dimensions of the tensor.
@@ -318,9 +383,9 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
     chosen = _first_with_f(nodes)
     made: dict[Node, Node] = {}
     for computation in _upstream_first(nodes, chosen):
-        inputs = tuple([replace(upstream, node=made[upstream.node]) for upstream in computation.inputs])
-        same = all(a.node.computation is b.node.computation for a, b in zip(inputs, computation.inputs, strict=True))
-        made |= {node: node for node in (computation if same else replace(computation, inputs=inputs)).nodes}
+        args = tuple([replace(upstream, node=made[upstream.node]) for upstream in computation.args])
+        same = all(a.node.computation is b.node.computation for a, b in zip(args, computation.args, strict=True))
+        made |= {node: node for node in (computation if same else replace(computation, args=args)).nodes}
     return [made[node] for node in nodes]
 
 

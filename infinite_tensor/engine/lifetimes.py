@@ -31,7 +31,7 @@ class NumberedRegions:
     Attributes
     ----------
     numbers : int64 array of shape (N,)
-        The number of each region, in ascending order.
+        The number of each region, in ascending order for `before` and `between`.
     starts, stops : int64 array of shape (N, ndim)
         The bounds of the regions in pixels.
     """
@@ -92,12 +92,15 @@ class Lifetimes:
                 if node not in self._reach:
                     own = ArgReads(node.spec.grid.window, node.spec.shape, None)
                     self._reads(node, own, numbers, low, high, computation.depth)
+            depth = computation.depth
+            if computation.formula is not None:
+                depth = self._read_at[read[0]]
             # Windows of earlier boxes are already computed, but only if every window of the boxes is needed.
-            if whole:
+            elif whole:
                 new, low = _new(low, high)
                 numbers, low, high = numbers[new], low[new], high[new]
             for upstream in computation.inputs:
-                if not self._reads(upstream.node, upstream.reads, numbers, low, high, computation.depth) or not whole:
+                if not self._reads(upstream.node, upstream.reads, numbers, low, high, depth) or not whole:
                     self._hulls.add(upstream.node)
         self._before = {
             node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in self._reach.items()
@@ -114,7 +117,7 @@ class Lifetimes:
         for node in nodes:
             first, last = self._reach[node]
             numbers = np.flatnonzero(first[:, 0] < _NOWHERE)
-            bounds = node.spec.grid.boxes(first[numbers], last[numbers])
+            bounds = node.grid.boxes(first[numbers], last[numbers])
             boxes.append(self._spread(numbers, *map(computation.own, bounds)))
         low = reduce(np.minimum, [box[0] for box in boxes])
         high = reduce(np.maximum, [box[1] for box in boxes])
@@ -154,7 +157,7 @@ class Lifetimes:
 
     def held_bytes(self, nodes: Iterable[Node]) -> int:
         """Estimate the peak memory for pixels of `nodes`, in bytes."""
-        held = [node for node in nodes if not node.computation.copied]
+        held = [node for node in nodes if not node.computation.is_direct]
         return int(sum(self._most_pixels(node) * node.spec.gathered_bytes for node in held))
 
     def read_at(self, node: Node) -> int:

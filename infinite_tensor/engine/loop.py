@@ -22,6 +22,7 @@ import torch
 from infinite_tensor.engine.calls import Calls, Deposits
 from infinite_tensor.engine.chain import Node, watching_first_calls
 from infinite_tensor.engine.claims import CLAIMS, Work, is_nested
+from infinite_tensor.engine.formulas import formulas_of, spread
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
@@ -55,7 +56,11 @@ class Loop:
     def __init__(self, nodes: Iterable[Node], views: Views, release: Callable[[int], None] | None = None) -> None:
         self._views = views
         self._release = release
-        self._queues = [_Queue(node, views) for node in nodes]
+        self._nodes = [*nodes]
+        self._formulas, ends = formulas_of(self._nodes)
+        for node in (*self._nodes, *self._formulas):
+            views.of(node)
+        self._queues = [_Queue(node, views) for node in ends]
         # For each unread step: the total number of windows to compute first, per tensor.
         self._unread: deque[list[int]] = deque()
         self.read = 0
@@ -65,7 +70,12 @@ class Loop:
 
         A tensor may have no regions in a step.
         """
-        self._unread.append([queue.add(*each) for queue, each in zip(self._queues, regions, strict=True)])
+        wanted = dict(zip(self._nodes, regions, strict=True))
+        if self._formulas:
+            # A region of a formula is read as one.
+            needed = spread(self._formulas, {node: NumberedRegions.alone(*each) for node, each in wanted.items()})
+            wanted = {node: (boxes.starts, boxes.stops) for node, boxes in needed.items()}
+        self._unread.append([queue.add(*wanted.get(queue.node, _NOTHING)) for queue in self._queues])
 
     def compute(self, *, to_the_end: bool) -> range:
         """Compute full batches, and return the steps ready to be read.
@@ -81,6 +91,9 @@ class Loop:
         if any(map(len, wanted.values())):
             run(wanted, self._views, self._release)
         return range(before, self.read)
+
+
+_NOTHING: Regions = (np.empty((0, 0), dtype=np.int64),) * 2
 
 
 class _Queue:

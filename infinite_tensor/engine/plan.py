@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.engine.chain import Computation, Input, Node, consumers_first
+from infinite_tensor.engine.formulas import reads_of, united
+from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, IntArray, as_tuples, joined
@@ -107,22 +110,6 @@ class Workload:
         return list(itertools.compress(positions, absent))
 
 
-def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, IntArray] | None:
-    """Return the regions of a tensor to read as args of ``f``.
-
-    `consumers` are the workloads that may have the tensor as an arg. Return the starts and stops of the regions in
-    pixels, or None if no region is needed.
-    """
-    starts, stops = [], []
-    for workload in consumers:
-        for upstream, (_, begin) in zip(workload.computation.inputs, workload.sources, strict=True):
-            if upstream.node == node:
-                read = upstream.reads.regions(begin)
-                starts.append(read[0])
-                stops.append(read[1])
-    return (np.concatenate(starts), np.concatenate(stops)) if any(map(len, starts)) else None
-
-
 def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
     """Plan a read: return all workloads for the `wanted` windows.
 
@@ -137,32 +124,49 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
         If an arg window reaches outside a finite dimension of its arg.
     """
     workloads: list[Workload] = []
+    reads: dict[Node, list[NumberedRegions]] = {}
+    count = 0
     for computation, nodes in consumers_first(wanted).items():
-        needs = {node: _missing(node, wanted, workloads, views) for node in nodes}
+        if computation.formula is not None:
+            for node in reads.keys() & nodes:
+                views.of(node)
+                for upstream, boxes in reads_of(node, united(reads[node])):
+                    reads.setdefault(upstream.node, []).append(boxes)
+            continue
+        needs = {node: _missing(node, wanted.get(node), reads.get(node, ()), views) for node in nodes}
         windows = reduce(joined, [computation.own(missing) for missing in needs.values()])
-        if len(windows):
-            results = []
-            for node in nodes if len(nodes) == len(computation.tensors) else computation.nodes:
-                _check_computable(node, needs)
-                results.append(_result(node, windows, needs.get(node), views))
-            sources = [
-                (views.of(upstream.node), arg_starts(computation, at, upstream, windows))
-                for at, upstream in enumerate(computation.inputs)
-            ]
-            workloads.append(Workload(computation, windows, tuple(results), tuple(sources)))
+        if not len(windows):
+            continue
+        results = []
+        for node in nodes if len(nodes) == len(computation.tensors) else computation.nodes:
+            _check_computable(node, needs)
+            results.append(_result(node, windows, needs.get(node), views))
+        sources = []
+        for at, upstream in enumerate(computation.inputs):
+            begin = arg_starts(computation, at, upstream, windows)
+            sources.append((views.of(upstream.node), begin))
+            starts, stops = upstream.reads.regions(begin)
+            # Each region is read alone, also if it is one of a formula.
+            numbers = np.arange(count, count + len(starts))
+            reads.setdefault(upstream.node, []).append(NumberedRegions(numbers, starts, stops))
+            count += len(starts)
+        workloads.append(Workload(computation, windows, tuple(results), tuple(sources)))
+        work, node = views.reader.work, results[0].node
+        work[node] = work.get(node, 0) + len(windows) * math.prod(node.spec.grid.window.size)
     return workloads
 
 
-def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Workload], views: Views) -> IntArray:
+def _missing(node: Node, asked: IntArray | None, read: Sequence[NumberedRegions], views: Views) -> IntArray:
     """Return the missing windows of a tensor.
 
-    The windows in `wanted` come first, followed by the windows read by `workloads`.
+    The windows in `asked` come first, followed by the windows over the boxes in `read`.
     """
-    asked = wanted.get(node)
     if asked is None:
         asked = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
-    regions = regions_of(workloads, node)
-    return asked if regions is None else joined(asked, views.of(node).add(*regions))
+    if not any(len(boxes.starts) for boxes in read):
+        return asked
+    starts, stops = (np.concatenate(sides) for sides in zip(*((each.starts, each.stops) for each in read), strict=True))
+    return joined(asked, views.of(node).add(starts, stops))
 
 
 def _result(node: Node, windows: IntArray, missing: IntArray | None, views: Views) -> Result:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, TypeVar
+
+import torch
 
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.engine.straight import StraightAccess
+from infinite_tensor.engine.straight import FormulaAccess, StraightAccess
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import enter, store_call
 from infinite_tensor.tilestore.contents import Access, Contents, Tiles
@@ -34,12 +36,15 @@ class Reader:
         `node` is the first output of their ``f``.
     own_deposits : int
         The number of deposits made by this read.
+    work : dict of Node to int
+        The number of pixels that this read had to compute, for each tensor.
     """
 
     deposits_before: int
     workers: int | None
     notice: Callable[[Node, int], None] | None
     own_deposits: int = 0
+    work: dict[Node, int] = field(default_factory=dict)
 
 
 T = TypeVar("T")
@@ -93,7 +98,15 @@ class Views:
         The read.
     taken : mapping of Node to Tiles
         The tiles that the read may write. For a tensor without an entry, the read may write all tiles.
+
+    Attributes
+    ----------
+    read_anew : callable
+        ``read_anew(node, start, out)`` fills `out` with the pixels from `start` on, by a read of its own. It is set by
+        the module for reads, which builds on this one.
     """
+
+    read_anew: ClassVar[Callable[[Node, Sequence[int], torch.Tensor], None]]
 
     def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
         self.reader = reader
@@ -116,6 +129,8 @@ class Views:
             if node.computation.copied:
                 assert node.computation.writer is not None
                 access = StraightAccess(node.computation.writer, access)
+            elif node.computation.formula is not None:
+                access = FormulaAccess(node, access, self)
             self._opened.append((node, spec, access))
             if DROPPING.count != self._drops and any(other.outdated for other in self._of.values()):
                 # Upstream windows may have been dropped after being read.

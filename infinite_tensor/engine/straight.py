@@ -1,21 +1,33 @@
-"""Access to a tensor with all pixels in memory.
+"""Access to tensors of which no window is ever missing.
 
-A read keeps no second copy of the pixels.
+Pixels are copied from memory, or computed where they are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from infinite_tensor.engine.args import Readable, region_of
+from infinite_tensor.engine.chain import Node, Units, watching_first_calls
+from infinite_tensor.engine.formulas import formulas_of, nbytes_of, region_under, spread
+from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.returned import Check, named
 from infinite_tensor.geometry.points import Index, IntArray
-from infinite_tensor.support.allocation import Array
-from infinite_tensor.support.functions import RegionWriter
+from infinite_tensor.geometry.window import followed
+from infinite_tensor.support.allocation import IN_PARTS, Array, as_tensor, new_block
+from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.tilestore.contents import Access
+from infinite_tensor.tilestore.messages import warn_of_windows
+from infinite_tensor.values.checks import differ
+
+if TYPE_CHECKING:
+    from infinite_tensor.engine.reads import Views
 
 
 class StraightAccess(Access):
@@ -53,8 +65,11 @@ class StraightAccess(Access):
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on, by a call of the writer."""
+        pixels = out if out.is_contiguous() else new_block(out.shape, out.dtype, out.device, IN_PARTS)
         with running_f():
-            self._writer.write(start, out)
+            self._writer.write(start, pixels)
+        if pixels is not out:
+            out.copy_(pixels)
 
     def keep(self, start: Sequence[int] | None) -> None:
         """Do nothing, because there is nothing to release."""
@@ -73,3 +88,186 @@ class StraightAccess(Access):
     def close(self) -> None:
         """Close the access to the store."""
         self._stored.close()
+
+
+class FormulaAccess(StraightAccess):
+    """Access to a formula, computed by each read."""
+
+    def __init__(self, node: Node, stored: Access, views: Views) -> None:
+        self._node = node
+        self._stored = stored
+        self._views = views
+        self._formulas, _ = formulas_of([node])
+
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Fill `out` with the pixels from `start` on, computed from the args."""
+        try:
+            with torch.no_grad():
+                self._compute(np.array([start], dtype=np.int64), out)
+        except _NotLocalError:
+            # Windows are needed now, which the read has not planned.
+            with running_f():
+                type(self._views).read_anew(self._node, start, out)
+
+    def _compute(self, start: IntArray, out: torch.Tensor) -> None:
+        boxes = NumberedRegions.alone(start, start + np.array(out.shape, dtype=np.int64))
+        needed = spread(self._formulas, {self._node: boxes})
+        if max(map(nbytes_of, needed, needed.values())) > _MOST_BYTES and (at := self._middle(start[0], out)):
+            # Coarse pixels may need very many pixels of an arg.
+            d, middle = at
+            self._compute(start, out.narrow(d, 0, middle))
+            begin = start + np.array([middle * (k == d) for k in range(out.ndim)])
+            self._compute(begin, out.narrow(d, middle, out.shape[d] - middle))
+            return
+        last = {each.node: node for node in reversed(self._formulas) for each in node.computation.inputs}
+        computed: dict[Node, Readable] = {}
+        for node in reversed(self._formulas):
+            if node in needed:
+                bounds = zip(needed[node].starts, needed[node].stops, strict=True)
+                results = [(low, _result(node, low, high, computed, self._views)) for low, high in bounds]
+                computed[node] = _Computed(results)
+                for upstream in node.computation.inputs:
+                    # Release pixels after their last reader.
+                    if last[upstream.node] is node:
+                        computed.pop(upstream.node, None)
+        computed[self._node].read(start[0].tolist(), out)
+
+    def _middle(self, start: IntArray, out: torch.Tensor) -> tuple[int, int] | None:
+        """Return where to cut a region in two at a border of units: the dimension, and pixels before the cut."""
+        sides = self._node.grid.window.size
+        for d in sorted(range(out.ndim), key=lambda d: -out.shape[d] // sides[d]):
+            low = int(start[d])
+            middle = (low + out.shape[d] // 2 + sides[d] - 1) // sides[d] * sides[d] - low
+            if 0 < middle < out.shape[d]:
+                return d, middle
+        return None
+
+
+_MOST_BYTES = 2**26
+"""Larger regions are computed in parts."""
+
+
+class _Computed(NamedTuple):
+    """Computed boxes of a formula: for each, the first pixel and the pixels."""
+
+    boxes: list[tuple[IntArray, torch.Tensor]]
+
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Fill `out` with the pixels from `start` on."""
+        for first, pixels in self.boxes:
+            begin = (np.array(start) - first).tolist()
+            if all(a >= 0 and a + n <= m for a, n, m in zip(begin, out.shape, pixels.shape, strict=True)):
+                out.copy_(pixels[tuple([slice(a, a + n) for a, n in zip(begin, out.shape, strict=True)])])
+                return
+        raise AssertionError
+
+
+def _result(
+    node: Node, start: IntArray, stop: IntArray, computed: Mapping[Node, Readable], views: Views
+) -> torch.Tensor:
+    """Compute a box of a formula from its args."""
+    computation, units = node.computation, node.computation.formula
+    if units is None:
+        raise _NotLocalError
+    low, high = units.grid.boxes(start[None], stop[None])
+    begin, size = _extent(low, high, units.grid.window.size)
+    regions = []
+    for upstream in units.inputs:
+        first, end = region_under(upstream, low, high)
+        source = computed.get(upstream.node) or views.of(upstream.node)
+        regions.append(region_of(upstream, source, first[0].tolist(), (end - first)[0].tolist()))
+    try:
+        found = _called(node, units, begin, size, regions)
+    except Exception as error:
+        if not isinstance(error, _NotLocalError):
+            pixels = ", ".join(f"{a}:{b}" for a, b in zip(start.tolist(), stop.tolist(), strict=True))
+            error.add_note(f"while computing pixels [{pixels}] of {named(computation)}")
+        raise
+    inside = tuple([slice(a - b, c - b) for a, b, c in zip(start.tolist(), begin, stop.tolist(), strict=True)])
+    return found[inside]
+
+
+def _called(
+    node: Node, units: Units, start: Sequence[int], size: Sequence[int], regions: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    f = node.computation.f
+    assert isinstance(f, Formula)
+
+    def call(size: Sequence[int], regions: Sequence[torch.Tensor]) -> torch.Tensor:
+        with running_f():
+            output = f.over(start, size, *regions)
+        return as_tensor(Check(node.spec, size).array_of(output))
+
+    if f.is_local:
+        return call(size, regions)
+    with units.lock, watching_first_calls(node.computation):
+        found = call(size, regions)
+        if not f.is_formula:
+            raise _NotLocalError
+        if not f.is_local:
+            f.is_local = _is_local(units, size, regions, found, call)
+            f.is_formula = f.is_local
+    if f.is_local:
+        return found
+    node.computation.formula = None
+    warn_of_windows(named(node.computation), node.spec.grid.window.size)
+    raise _NotLocalError
+
+
+class _NotLocalError(Exception):
+    """A formula turned out to need windows."""
+
+
+def _is_local(
+    units: Units,
+    size: Sequence[int],
+    regions: Sequence[torch.Tensor],
+    found: torch.Tensor,
+    call: Callable[[Sequence[int], Sequence[torch.Tensor]], torch.Tensor],
+) -> bool:
+    """Whether a part of `found` stays the same if computed with less around it, or with more if it is small."""
+    sides = units.grid.window.size
+    moving = {k for upstream in units.inputs for k in followed(upstream.window)}
+    counts = [n // side for n, side in zip(size, sides, strict=True)]
+    small = all(k not in moving or n * side <= _PART for k, (n, side) in enumerate(zip(counts, sides, strict=True)))
+    parts = []
+    for d, (count, side) in enumerate(zip(counts, sides, strict=True)):
+        if d not in moving:
+            parts.append((0, count))
+        elif small:
+            parts.append((-_AROUND, count + _AROUND))
+        else:
+            kept = min(count, max(1, _PART // side))
+            parts.append(((count - kept) // 2, (count - kept) // 2 + kept))
+    others = []
+    for upstream, region in zip(units.inputs, regions, strict=True):
+        other = region
+        for d, k in enumerate(followed(upstream.window)):
+            if k is not None:
+                (first, last), stride = parts[k], upstream.window.stride[d]
+                length = upstream.window.size[d] + (last - 1 - first) * stride
+                index = torch.arange(length, device=region.device) + first * stride
+                other = other.index_select(d, index.clamp(0, region.shape[d] - 1))
+        others.append(other)
+    try:
+        other = call([(b - a) * side for (a, b), side in zip(parts, sides, strict=True)], others)
+    except Exception:  # noqa: BLE001  (a user's function that takes regions of one size)
+        return False
+    both = [
+        (slice(max(a, 0) * side, min(b, n) * side), slice(max(-a, 0) * side, (min(b, n) - a) * side))
+        for (a, b), n, side in zip(parts, counts, sides, strict=True)
+    ]
+    here, there = zip(*both, strict=True)
+    return not differ(found[here], other[there])
+
+
+_PART = 32
+"""Longest side of the part computed twice, in pixels."""
+_AROUND = 8
+"""Units to add on each side of a small region."""
+
+
+def _extent(low: IntArray, high: IntArray, sides: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the first pixel and the size of a box of units."""
+    side = np.array(sides, dtype=np.int64)
+    return (low[0] * side).tolist(), ((high - low)[0] * side).tolist()

@@ -16,6 +16,7 @@ import torch
 
 from infinite_tensor.engine.chain import Computation, Node, NodeHolder, chain_of, node_of, resolved, watching
 from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.engine.formulas import formulas_of, spread
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.loop import run_steps
 from infinite_tensor.engine.reads import Views
@@ -109,7 +110,8 @@ class Job:
         needs, exact = demands(self.targets)
         if shards is not None:
             needs = [in_shares(demand, shards) for demand in needs]
-        tensors = map(tensor_plan, reversed(needs))
+        pixels = _pixels(self.targets)
+        tensors = [tensor_plan(demand, pixels) for demand in reversed(needs)]
         regions = [FilledRegion(target.node.spec.tensor_id, target.start, target.stop) for target in self.targets]
         return FillPlan(tuple(regions), tuple(tensors), self.peak_memory, exact, self.band_count)
 
@@ -227,7 +229,7 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
 
 
 def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
-    return sum(_kept_by(store, max_memory) for store in _stores_of(chain_of([target.node for target in targets])))
+    return sum(_kept_by(store, max_memory) for store in _caches_of([target.node for target in targets]))
 
 
 def _held(targets: Sequence[Target], max_memory: int | None) -> int:
@@ -241,7 +243,7 @@ def _least(nodes: Sequence[Node], beside_caches: int) -> int:
     The fill needs `beside_caches` bytes in addition to the caches of the stores. A larger `max_memory` also allows
     larger caches, up to a limit.
     """
-    stores, most, least = _stores_of(chain_of(nodes)), 0, beside_caches
+    stores, most, least = _caches_of(nodes), 0, beside_caches
     while most < least:
         most = -(-least // 2**20) * 2**20
         least = beside_caches + sum(_kept_by(store, most) for store in stores)
@@ -264,6 +266,11 @@ def _kept_by(store: TileStore, max_memory: int | None) -> int:
     return share if limit is None else min(share, limit)
 
 
+def _caches_of(nodes: Sequence[Node]) -> list[TileStore]:
+    """Return the stores that keep anything of the chains of `nodes` in memory."""
+    return _stores_of([node for node in chain_of(nodes) if not node.computation.is_direct])
+
+
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
     return list({id(node.store): node.store for node in nodes}.values())
 
@@ -271,14 +278,22 @@ def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
 def is_filled(request: Request) -> bool:
     """Whether a fill of the request would compute nothing."""
     target = _to_fill(node_of(request.tensor), request)
-    if target is None or target.node.computation.copied:
+    if target is None:
         return True
-    node, grid = target.node, target.node.spec.grid
-    inventory = node.contents.inventory(node.spec, target.start, target.stop)
+    formulas, _ = formulas_of([target.node])
+    needed = spread(formulas, {target.node: NumberedRegions.alone(*target.all_regions)})
+    return all(_is_stored(node, boxes) for node, boxes in needed.items() if not node.computation.is_direct)
+
+
+def _is_stored(node: Node, boxes: NumberedRegions) -> bool:
+    if not len(boxes.starts):
+        return True
+    starts, stops = boxes.starts, boxes.stops
+    inventory = node.contents.inventory(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist())
     if inventory.empty:
-        regions = itertools.starmap(Intervals.of_box, zip(*target.all_regions, strict=True))
-        return not any(IndexProduct.touching(grid, region).count for region in regions)
-    return not len(inventory.missing(grid, *target.all_regions))
+        regions = map(Intervals.of_box, starts.tolist(), stops.tolist())
+        return not any(IndexProduct.touching(node.spec.grid, region).count for region in regions)
+    return not len(inventory.missing(node.spec.grid, starts, stops))
 
 
 def coverage(request: Request, state: object) -> torch.Tensor:

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
+from infinite_tensor.engine.formulas import reads_of
+from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.plan import arg_starts, reach_error
 from infinite_tensor.errors import RegionError
 from infinite_tensor.filling.cutting import shard_of_tiles
@@ -55,6 +57,8 @@ class Demand:
         The number of windows to call ``f`` for. If ``f`` has several outputs, only the first one counts them.
     tiles : int
         The number of incomplete tiles over `pixels`. Tiles that no window covers do not count.
+    work : int
+        The number of pixels to compute: all pixels of the windows, or the regions of a formula.
     inventory : Inventory or None
         What is stored of the tensor; None if this was not looked up.
     """
@@ -65,6 +69,7 @@ class Demand:
     missing: int
     runs: int
     tiles: int
+    work: int
     inventory: Inventory | None = None
 
 
@@ -103,7 +108,7 @@ def estimated(targets: Sequence[Target]) -> Estimate:
     found: list[Demand] = []
     exact, outside = True, None
     for computation, nodes in consumers_first(list(pixels)).items():
-        needs = {node: WindowSet.touching(node.spec.grid, pixels.get(node, ())) for node in nodes}
+        needs = {node: WindowSet.touching(node.grid, pixels.get(node, ())) for node in nodes}
         runs = WindowSet.all_of(
             IndexProduct(part.coordinates[: computation.coordinates]) for need in needs.values() for part in need.parts
         )
@@ -115,9 +120,9 @@ def estimated(targets: Sequence[Target]) -> Estimate:
             read = (upstream.reads.intervals(part) for part in runs.parts)
             pixels.setdefault(upstream.node, []).extend(filter(None, read))
         for node in computation.nodes:
-            made = WindowSet.all_of(part.within(node.spec.grid) for part in runs.parts)
+            made = WindowSet.all_of(part.within(node.grid) for part in runs.parts)
             # If f runs only for another output, all pixels of the windows count.
-            own = pixels.get(node) or [Intervals.covered(node.spec.grid, part) for part in made.parts]
+            own = pixels.get(node) or [Intervals.covered(node.grid, part) for part in made.parts]
             if not own:
                 continue
             needed = WindowSet.all_of([*made.parts, *needs.get(node, WindowSet()).parts])
@@ -147,11 +152,16 @@ def _add(
     tiles: int,
     inventory: Inventory | None = None,
 ) -> None:
+    work = made * math.prod(node.grid.window.size)
     if node.computation.copied:
+        work = 0
+    if node.computation.is_direct:
         made = runs = tiles = 0
+    if node.computation.formula is not None:
+        needed = 0
     if found and found[-1].node.computation == node.computation:
         runs = 0
-    found.append(Demand(node, pixels, needed, made, runs, tiles, inventory))
+    found.append(Demand(node, pixels, needed, made, runs, tiles, work, inventory))
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
@@ -214,6 +224,10 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
         pixels.setdefault(target.node, []).append(target.all_regions)
     found: list[Demand] = []
     for computation, nodes in consumers_first(list(pixels)).items():
+        if computation.formula is not None:
+            for node in pixels.keys() & nodes:
+                _add_formula(found, node, pixels)
+            continue
         missing = [
             computation.own(inventories[node].missing(node.spec.grid, *_joined(pixels[node])))
             for node in nodes
@@ -231,6 +245,16 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
             if node in inventories:
                 _add_named(found, node, pixels.get(node), windows, inventories[node])
     return found
+
+
+def _add_formula(found: list[Demand], node: Node, pixels: dict[Node, list[Boxes]]) -> None:
+    """Append the pixels of a formula to `found`, and the pixels of its args to `pixels`."""
+    starts, stops = _joined(pixels[node])
+    for upstream, read in reads_of(node, NumberedRegions.alone(starts, stops)):
+        if len(read.starts):
+            pixels.setdefault(upstream.node, []).append((read.starts, read.stops))
+    units = int((stops - starts).prod(axis=1).sum()) // math.prod(node.grid.window.size)
+    _add(found, node, pixels[node], units, units, 0, 0)
 
 
 def _add_named(
@@ -310,7 +334,8 @@ def in_shares(demand: Demand, count: int) -> Demand:
         return demand
     missing = sum(share.missing for share in shares_of(demand, count))
     needed = demand.needed - demand.missing + missing
-    return replace(demand, needed=needed, missing=missing, runs=missing if demand.runs else 0)
+    work = missing * math.prod(demand.node.spec.grid.window.size)
+    return replace(demand, needed=needed, missing=missing, runs=missing if demand.runs else 0, work=work)
 
 
 @dataclass(frozen=True)
@@ -334,6 +359,9 @@ class TensorPlan:
         The number of incomplete tiles that contain needed pixels. Tiles that no window covers do not count.
     bytes_written : int
         The uncompressed size of these tiles in bytes; 0 for a tensor in memory.
+    work : float
+        The number of pixels to compute for each pixel of the filled regions. A map without windows computes regions of
+        any size, and counts only here.
     """
 
     tensor_id: str
@@ -343,6 +371,7 @@ class TensorPlan:
     calls: int
     tiles: int
     bytes_written: int
+    work: float
 
 
 @dataclass(frozen=True)
@@ -399,7 +428,13 @@ class FillPlan(Tabular):
         "calls of f": ("calls", count_of),
         "tiles": ("tiles", count_of),
         "written": ("bytes_written", bytes_of),
+        "work": ("work", "{:,.3g} x".format),
     }
+
+    @property
+    def work(self) -> float:
+        """The number of pixels to compute for each pixel of the filled regions, in total."""
+        return sum(tensor.work for tensor in self.tensors)
 
     @property
     def windows(self) -> int:
@@ -425,12 +460,13 @@ class FillPlan(Tabular):
         return f"fill {filled or 'nothing'}{bands}, about {bytes_of(self.peak_memory)} of memory{bound}"
 
 
-def tensor_plan(demand: Demand) -> TensorPlan:
-    """Return the part of a `FillPlan` for one tensor."""
+def tensor_plan(demand: Demand, pixels: int) -> TensorPlan:
+    """Return the part of a `FillPlan` for one tensor. `pixels` is the number of filled pixels."""
     node, runs = demand.node, demand.runs
     tile_bytes = node.contents.layout(node.spec).tile_bytes if node.contents.outlives_process else 0
     calls, stored = node.computation.batching.calls(runs), demand.needed - demand.missing
-    return TensorPlan(node.spec.tensor_id, demand.needed, stored, runs, calls, demand.tiles, demand.tiles * tile_bytes)
+    counts = demand.needed, stored, runs, calls, demand.tiles, demand.tiles * tile_bytes
+    return TensorPlan(node.spec.tensor_id, *counts, demand.work / max(1, pixels))
 
 
 def tile_states(target: Target) -> StateArray:

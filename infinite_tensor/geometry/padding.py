@@ -54,30 +54,35 @@ class ArgReads:
         `starts` contains the first pixel of each window, (N, ndim). Boxes are returned as starts and stops. A window
         reads one box, more boxes if it wraps around an end, and no box if it contains only constant padding.
         """
-        stops = starts + self._size
+        return self.inside(np.empty(0, np.int64), starts, starts + self._size)[1:]
+
+    def inside(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the boxes of pixels read for boxes that reach into the padding.
+
+        `numbers` has the number of each box, or is empty. Each box in the result has the number of its origin.
+        """
         for d, (extent, mode) in self.padded.items():
             if not len(starts) or (starts[:, d].min() >= 0 and stops[:, d].max() <= extent):
                 continue
             boxes = []
             for low, high in _images(mode, extent, starts[:, d], stops[:, d]):
                 some = low < high
-                box = starts[some], stops[some]
-                box[0][:, d], box[1][:, d] = low[some], high[some]
+                box = numbers[some] if len(numbers) else numbers, starts[some], stops[some]
+                box[1][:, d], box[2][:, d] = low[some], high[some]
                 boxes.append(box)
-            starts, stops = (np.concatenate(bounds) for bounds in zip(*boxes, strict=True))
-        return starts, stops
+            numbers, starts, stops = (np.concatenate(bounds) for bounds in zip(*boxes, strict=True))
+        return numbers, starts, stops
 
-    def leaves(self, start: Sequence[int]) -> bool:
-        """Whether a window starting at pixel `start` reaches into the padding."""
-        return any(start[d] < 0 or start[d] + self.window.size[d] > extent for d, (extent, _) in self.padded.items())
+    def leaves(self, start: Sequence[int], size: Sequence[int]) -> bool:
+        """Whether a box of `size` pixels starting at pixel `start` reaches into the padding."""
+        return any(start[d] < 0 or start[d] + size[d] > extent for d, (extent, _) in self.padded.items())
 
-    def parts(self, d: int, start: int) -> list[tuple[int, int]]:
-        """Return the intervals of dimension `d` read by a window, in reading order.
+    def parts(self, d: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the intervals of dimension `d` read for an interval of pixels, in reading order.
 
-        The window begins at pixel `start` of the dimension. The list is empty if the window contains only constant
-        padding. In each interval ``(start, stop)``, ``start`` is less than ``stop``, even if pixels are mirrored.
+        The list is empty if the interval contains only constant padding. In each result ``(start, stop)``, ``start`` is
+        less than ``stop``, even if pixels are mirrored.
         """
-        stop = start + self.window.size[d]
         if d not in self.padded:
             return [(start, stop)]
         extent, mode = self.padded[d]

@@ -7,19 +7,23 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import FunctionChangedWarning, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.networks import CallingNetworks, Company
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.functions import Formula
+from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.tilestore.memory.map_cache import forget_after, map_cache
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.code import innermost
 from infinite_tensor.values.fingerprint import STAMP
@@ -43,9 +47,11 @@ def map_windows(
     tensor_id: str | None = None,
     version: object = None,
 ) -> InfiniteTensor:
-    """Apply a function lazily to windows of tensors.
+    """Apply a function lazily to tensors.
 
-    A window of the result is computed on reading, by calling `fn` with a region of each input.
+    A region of the result is computed on reading, by calling `fn` with a region of each input. A map without `store` or
+    `window` is a formula: it is computed where it is read, and nothing is kept. With either, it is computed window by
+    window, once, and kept. A network, a function that holds one, and a `batch_size` mean windows too.
 
     Windows slide over all dimensions except channels, finite or unbounded. Dimensions named c, channel, channels, band
     or bands are channels. Without names, a finite first dimension is channels if all other dimensions are unbounded. A
@@ -60,8 +66,8 @@ def map_windows(
     Parameters
     ----------
     fn : callable
-        ``fn(*regions) -> tensor`` gets a region of each input: the window with the halo around it. The result must have
-        the size of the window in the output. A result larger by the halo is cropped. `fn` must be deterministic, and
+        ``fn(*regions) -> tensor`` gets a region of each input, with the halo around it. The result must have the size
+        of the region in the output. A result larger by the halo is cropped. `fn` must be deterministic, and
         runs under `torch.no_grad`. With a `batch_size`, `fn` gets stacked regions of shape ``(N, ...)``, and returns
         ``(N, ...)``. A `torch.nn.Module` always gets a batch; without a `batch_size`, the batch has one region. A
         network in `fn` must not be in training mode if its code reads `training`: call
@@ -72,11 +78,13 @@ def map_windows(
     halo : int
         Width of the border around the window that `fn` also gets, on each side, in pixels of the input.
     window : int, optional
-        Pixels of the first input that one call computes, without the halo. Default: a length of at most 65536 for one
-        dimension, 256 for two, 64 for three, and 16 for more. The same limits apply to a window of the output.
-        For a large halo, the length is doubled until it is at least 6 times the halo, as long as a window has no more
-        than 2**22 pixels, channels included. A window is never longer than a finite dimension. The window is part of
-        the definition of the tensor, and of its default id.
+        Pixels of the first input that one call computes, without the halo. Default, if there are windows: the size of
+        the tiles of the store, if it has a single one. Otherwise a length of at most 65536 for one dimension, 256 for
+        two, 64 for three, and 16 for more; without a `store`, 4096, 64, 32 and 16. These limits hold for a window of
+        the output, too. For a large halo, the length is doubled until the halo adds at most a third, as long as a
+        window has no more than 2**22 pixels, channels included; without a `store`, up to 65536, 256, 32 and 16. A
+        window is never longer than a finite dimension. The window is part of the definition of the tensor, and of its
+        default id.
     scale : int, Fraction or float
         Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
         one that halves. The extent of the output is rounded up.
@@ -91,14 +99,15 @@ def map_windows(
         entry for each dimension over which windows slide. With several inputs, a tuple has one entry for each input,
         which may itself be a tuple with one entry per dimension.
     batch_size : int or tuple of int, optional
-        Maximum number of windows in one call of `fn`; a tuple lists the allowed sizes, which must include 1. Before the
-        first batch, `fn` is called once more, and a warning says if a window depends on its batch.
+        Number of windows in one call of `fn`. If there are fewer, the last one is repeated, so that the bits of a
+        window do not depend on the others that a read needs. A tuple lists the allowed sizes, which must include 1.
+        Before the first batch, `fn` is called once more, and a warning says if a window depends on its batch.
     dtype : torch.dtype or str, optional
         Dtype that `fn` returns. Default: that of the first input.
     device : torch.device or str, optional
         Device on which `fn` returns its results. Default: that of the first input.
     store : TileStore, str or path, optional
-        Store of the results, as `tile_store` of an `InfiniteTensor`. Default: in memory.
+        Store of the results, as `tile_store` of an `InfiniteTensor`. Default: windows are kept in the `map_cache`.
     tensor_id : str, optional
         The id of the tensor in the store. Default: the name of `fn` and a digest of the definition,
         which includes the code and values of all functions of the chain. The default is a random id if the store is in
@@ -136,10 +145,12 @@ def map_windows(
         raise ValidationError(f"fn must be callable, got {quoted(fn)}; give a function fn(*regions), or a network")
     tensors = _tensors(inputs)
     sources = sources_of(tensors, dims, window, halo, scale)
-    output = output_of(sources, window, channels)
+    stored = not (store is None or isinstance(store, MemoryTileStore))
+    output = output_of(sources, window, channels, as_index(getattr(store, "tile_size", None)), stored=stored)
     named = any(along.name for along in output)
-    f = _Mapped(fn, output)
+    f = _Mapped(fn, output, as_index(batch_size))
     f.modes.check()
+    f.is_formula = store is None and window is None and batch_size is None and not f.looked.networks
     make = functools.partial(
         InfiniteTensor,
         [along.extent for along in output],
@@ -155,9 +166,13 @@ def map_windows(
         args_padding=paddings_of(sources, padding),
         dims=[along.name or f"dim_{d}" for d, along in enumerate(output)] if named else None,
     )
-    if tensor_id is None and not (store is None or isinstance(store, MemoryTileStore)):
+    if tensor_id is None and stored:
         tensor_id = _derived_id(fn, make())
-    return make(tile_store=store, tensor_id=tensor_id)
+    if store is not None or tensor_id is not None:
+        return make(tile_store=store, tensor_id=tensor_id)
+    made = make(tile_store=map_cache())
+    forget_after(node_of(made).computation, made.tensor_id)
+    return made
 
 
 def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
@@ -195,14 +210,14 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
     return f"{name if name.isidentifier() else 'map'}-{hashlib.sha256(said.encode()).hexdigest()[:20]}"
 
 
-class _Mapped(CallingNetworks):
+class _Mapped(CallingNetworks, Formula):
     """The ``f`` of a mapped tensor: calls the user function, and crops the result."""
 
-    def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along]) -> None:
+    def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along], batch_size: int | None) -> None:
         self.__wrapped__ = fn
         self._output = output
+        self._batch_size = batch_size
         self._company = Company()
-        self._size = tuple([along.size for along in output])
 
     def _reaches(self) -> Mapping[str, object]:
         return {"fn": self.__wrapped__}
@@ -210,18 +225,29 @@ class _Mapped(CallingNetworks):
     def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
         self.modes.check()
         if isinstance(ctx, list):
+            # Most functions round differently for another number of regions.
+            extra = max(0, (self._batch_size or 0) - len(ctx))
+            batches = [[*each, *[each[-1]] * extra] for each in regions]
             (found,) = self._company.results(
-                regions[0],
+                batches[0],
                 lambda numbers: [
-                    self._called([torch.stack([each[n] for n in numbers]) for each in regions], (len(ctx),))
+                    self._called(
+                        [torch.stack([each[n] for n in numbers]) for each in batches], (len(numbers),), self._output
+                    )
                 ],
             )
-            return found
+            return found[: len(ctx)]
         if isinstance(self.__wrapped__, nn.Module):
-            return self._called([region.unsqueeze(0) for region in regions], (1,))[0]
-        return self._called(regions, ())
+            return self._called([region.unsqueeze(0) for region in regions], (1,), self._output)[0]
+        return self._called(regions, (), self._output)
 
-    def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes) -> torch.Tensor:
+    def over(self, start: Sequence[int], size: Sequence[int], *regions: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """Compute a region of any size; see `Formula.over`."""
+        self.modes.check()
+        output = [replace(along, size=n) for along, n in zip(self._output, size, strict=True)]
+        return self._called(regions, (), output)
+
+    def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes, along: Sequence[Along]) -> torch.Tensor:
         output = self.__wrapped__(*regions)
         if not isinstance(output, torch.Tensor) or output.is_nested:
             raise ValidationError(
@@ -229,11 +255,11 @@ class _Mapped(CallingNetworks):
                 "outputs, call map for each, or use InfiniteTensor.from_multi"
             )
         found = tuple(output.shape)
-        if found == (*batch, *self._size):
+        if found == (*batch, *tuple([each.size for each in along])):
             return output
-        crops = [along.crop(n) for along, n in zip(self._output, found[len(batch) :], strict=False)]
+        crops = [each.crop(n) for each, n in zip(along, found[len(batch) :], strict=False)]
         if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
-            raise ShapeMismatchError(_misfit(self._output, tuple(regions[0].shape), found, batch))
+            raise ShapeMismatchError(_misfit(along, tuple(regions[0].shape), found, batch))
         return output[(..., *crops)]
 
 

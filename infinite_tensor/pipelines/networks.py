@@ -20,6 +20,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import check_unmasked
+from infinite_tensor.values.checks import differ
 from infinite_tensor.values.code import Modes
 from infinite_tensor.values.fingerprint import STATE, Item, Look, networks_in
 from infinite_tensor.values.functions import first_look
@@ -63,7 +64,7 @@ class Company:
         # Copied, because the network may reuse its output buffer.
         alone = [result[number].clone() for result in call([number] * len(batch))]
         found = call(numbers)
-        if any(_differ(one, other[number]) for one, other in zip(alone, found, strict=False)):
+        if any(differ(one, other[number]) for one, other in zip(alone, found, strict=False)):
             warnings.warn(
                 "the network returns other results for a window if the other windows in its batch change, so stored "
                 "pixels depend on which windows are computed together; give batch_size=1. The cause may be batch "
@@ -75,20 +76,6 @@ class Company:
 
 def _height(window: torch.Tensor) -> float:
     return float((window if window.is_complex() else window.to(torch.float64)).abs().max())
-
-
-def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two results of the same shape differ by more than rounding."""
-    if one.shape != other.shape or torch.equal(one, other):
-        return False
-    if not (one.is_floating_point() or one.is_complex()):
-        return bool((one != other).float().mean() > _FEW)
-    bound = max(torch.finfo(one.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
-    return not torch.allclose(one, other, bound, bound * float(one.abs().nan_to_num(0, 0, 0).max()), equal_nan=True)
-
-
-_FEW = 1e-3
-"""The share of labels that rounding may change."""
 
 
 class CallingNetworks(Calling):

@@ -285,6 +285,11 @@ class _Noise(RegionWriter):
         self._finish(drawn, bits, pixels)
         return windows
 
+    @property
+    def copies(self) -> bool:
+        """Whether pixels are drawn where they are read; see `RegionWriter.copies`."""
+        return True
+
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
         """Return whether window size, dtype and device match this noise; see `RegionWriter.writes`."""
         return (tuple(size), dtype, device.type) == (self.size, self.dtype, "cpu")

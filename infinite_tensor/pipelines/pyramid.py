@@ -286,7 +286,7 @@ def _coarser(
             f"factor must be 1 for dimension {along} ({tensor.dims[along]!r}), because each entry has a separate "
             f"nodata value, got {factors[along]}"
         )
-    f = Coarsening(tensor.shape, factors, method, weight, finest, value, along)
+    f = Coarsening(tensor.shape, factors, method, weight, finest, value, along, is_formula=store is None)
     return InfiniteTensor(
         [None if extent is None else -(-extent // k) for extent, k in zip(tensor.shape, factors, strict=True)],
         f,

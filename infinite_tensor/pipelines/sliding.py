@@ -20,10 +20,14 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.checks import constant_of
 from infinite_tensor.values.definition import channels_of
 
-_WINDOWS = (65_536, 256, 64, 16)
+_STORED = (65_536, 256, 64, 16)
 """Longest side of a window with a small halo, in 1, 2, 3, or more dimensions."""
-_HALOS = 6
-"""Minimum ratio of a window's side to the halo."""
+_UNSTORED = (4_096, 64, 32, 16)
+"""The same where nothing is stored for later runs: small reads then compute little around them."""
+_LONGEST = (65_536, 256, 32, 16)
+"""Longest side where nothing is stored, with a large halo."""
+_WITH_HALO = Fraction(4, 3)
+"""Maximum length of a window with its halo, relative to the window. Of input and output, the finer one counts."""
 _MOST_PIXELS = 2**22
 """Maximum number of pixels of a window enlarged for a large halo, in the input and in the output."""
 
@@ -345,10 +349,13 @@ def is_one_padding(given: object) -> bool:
     return members(given) is None or constant_of(given) is not None
 
 
-def output_of(sources: Sequence[Source], window: object, channels: object) -> list[Along]:
+def output_of(
+    sources: Sequence[Source], window: object, channels: object, tile: int | None, *, stored: bool
+) -> list[Along]:
     """Return the dimensions of the output.
 
-    The dimensions are the same as in the first input, except for channels and scale.
+    The dimensions are the same as in the first input, except for channels and scale. Without a `window`, windows have
+    the size of a `tile` of the store, if it is known. If not, their size depends on whether they are `stored`.
 
     Raises
     ------
@@ -356,7 +363,7 @@ def output_of(sources: Sequence[Source], window: object, channels: object) -> li
         If windows do not begin and end with whole pixels, inputs have different extents, or an argument is invalid.
     """
     first = sources[0].tensor
-    sizes = _window_sizes(sources, window)
+    sizes = _window_sizes(sources, window, tile, stored=stored)
     numbers = {slide.d: j for j, slide in enumerate(sources[0].slides)}
     output, kept = [], []
     for d, extent in enumerate(first.shape):
@@ -390,7 +397,7 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
     return [replace(along, extent=extent, size=extent) if along.number is None else along for along in output]
 
 
-def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
+def _window_sizes(sources: Sequence[Source], window: object, tile: int | None, *, stored: bool) -> list[int]:
     """Return the window size along each slid dimension, in pixels of the output."""
     first = sources[0].slides
     # Units in pixels of the first input. A multiple is a whole number of pixels in all inputs and in the output.
@@ -399,9 +406,10 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
         for j, slide in enumerate(first)
     ]
     if window is None:
+        wanted = [-(-tile // slide.scale) for slide in first] if tile else _default_sides(sources, stored=stored)
         sides = [
             -(-min(most, slide.extent or most) // unit) * unit
-            for most, slide, unit in zip(_default_sides(sources), first, units, strict=True)
+            for most, slide, unit in zip(wanted, first, units, strict=True)
         ]
     else:
         sides = of_dimensions("window", window, len(first), positive, "a positive int")
@@ -415,27 +423,36 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
     return [int(side * slide.scale) for side, slide in zip(sides, first, strict=True)]
 
 
-def _default_sides(sources: Sequence[Source]) -> list[int]:
+def _default_sides(sources: Sequence[Source], *, stored: bool) -> list[int]:
     """Return the default size of a window, in pixels of the first input.
 
     The window may be larger than the input.
     """
     first = sources[0].slides
-    side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
+    at = min(len(first), len(_STORED)) - 1
+    longest = math.inf if stored else _LONGEST[at]
     finer = [max(Fraction(1), slide.scale) for slide in first]
-    # The limit holds for the input and for the output.
-    sides = [-(-side // scale) for scale in finer]
+    # The limits hold for the input and for the output.
+    sides = [-(-(_STORED if stored else _UNSTORED)[at] // scale) for scale in finer]
     least = [
-        _HALOS * max(slide.margin for slide in slides) / slides[0].scale
+        max(map(_least, slides)) / slides[0].scale
         for slides in zip(*[source.slides for source in sources], strict=True)
     ]
     kept = math.prod(sources[0].tensor.shape[d] or 1 for d in sources[0].kept)
     while True:
-        longer = [n if n >= enough else 2 * n for n, enough in zip(sides, least, strict=True)]
+        longer = [
+            n if n >= enough or n * scale >= longest else 2 * n
+            for n, enough, scale in zip(sides, least, finer, strict=True)
+        ]
         covered = [min(n, slide.extent or n) * scale for n, slide, scale in zip(longer, first, finer, strict=True)]
         if longer == sides or kept * math.prod(covered) > _MOST_PIXELS:
             return sides
         sides = longer
+
+
+def _least(slide: Slide) -> Fraction:
+    """Return the length of a window, in pixels of the output, with a small share of halo."""
+    return 2 * slide.halo / (_WITH_HALO * max(Fraction(1), 1 / slide.scale) - 1 / slide.scale)
 
 
 def _extent(sources: Sequence[Source], j: int) -> int | None:

@@ -84,3 +84,26 @@ class RegionWriter(Unmovable):
         The pixels must match the pixels computed by windows, bit for bit. `out` is contiguous, has the dtype and the
         device of the tensor, and lies entirely within the tensor.
         """
+
+
+class Formula(ABC):
+    """An ``f`` able to compute any region of its tensor from regions of the args, not only windows.
+
+    Attributes
+    ----------
+    is_formula : bool
+        Whether regions are computed where they are read, and nothing is kept. If not, windows are computed as for any
+        other ``f``.
+    is_local : bool
+        Whether results are known not to depend on pixels beyond those that a window reads.
+    """
+
+    is_formula = False
+    is_local = False
+
+    @abstractmethod
+    def over(self, start: Sequence[int], size: Sequence[int], *regions: torch.Tensor) -> torch.Tensor:
+        """Compute a region of `size` pixels from pixel `start` on, from regions of the args.
+
+        A region of an arg is larger by as much as for a window.
+        """

@@ -233,6 +233,25 @@ def warn_of_other_code(spec: TensorSpec) -> None:
     _warn_of_change(spec.tensor_id, "the code of its f has been replaced since the tensor was built")
 
 
+def warn_of_waste(names: str, pixels: int, work: int, most: str, window: Sequence[int]) -> None:
+    """Warn that a read has computed far more pixels upstream than it returns."""
+    warnings.warn(
+        f"a read of {pixels:,} pixels of {names} has computed {work:,} pixels upstream, most of them of {most}, in "
+        f"windows of {tuple(window)}; give that a smaller window=, or map without window= and store=, which computes "
+        "only what is read. t.plan(region) lists the work",
+        stacklevel=_level_of_caller(),
+    )
+
+
+def warn_of_windows(names: str, window: Sequence[int]) -> None:
+    """Warn that a map must be computed in windows, because its results depend on the region."""
+    warnings.warn(
+        f"{names} is computed in windows of {tuple(window)}: results of fn near the border of its region depend on "
+        "pixels beyond the halo, or on the size of the region. Give a larger halo=, or window= if you want windows",
+        stacklevel=_level_of_caller(),
+    )
+
+
 def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
     """Issue a MeaningLostWarning for inputs with conflicting metadata.
 

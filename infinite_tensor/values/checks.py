@@ -278,3 +278,17 @@ def stand_in(given: Any) -> Any:
     # also have this method.
     as_tensor = None if isinstance(given, torch.Tensor) else getattr(type(given), "as_tensor", None)
     return given if as_tensor is None else as_tensor(given)
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results of the same shape differ by more than rounding."""
+    if one.shape != other.shape or torch.equal(one, other):
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return bool((one != other).float().mean() > _FEW)
+    bound = max(torch.finfo(one.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    return not torch.allclose(one, other, bound, bound * float(one.abs().nan_to_num(0, 0, 0).max()), equal_nan=True)
+
+
+_FEW = 1e-3
+"""The share of labels that rounding may change."""

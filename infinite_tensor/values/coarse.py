@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -14,6 +14,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
+from infinite_tensor.support.functions import Formula
 from infinite_tensor.values.definition import Json, json_number
 from infinite_tensor.values.meaning import nodata_in
 
@@ -280,7 +281,7 @@ KEY = "infinite_tensor.coarsen"
 
 
 @dataclass(frozen=True)
-class Coarsening:
+class Coarsening(Formula):
     """The ``f`` of a coarser tensor, called with windows of the finer tensor.
 
     Attributes
@@ -299,6 +300,8 @@ class Coarsening:
         The value that marks a missing pixel; a tuple has one per index of the dimension `along`.
     along : int or None
         The dimension along which `nodata` varies.
+    is_formula : bool
+        Whether the tensor has no store; see `Formula`.
     """
 
     shape: Shape
@@ -308,6 +311,8 @@ class Coarsening:
     finest: Shape
     nodata: float | tuple[float | None, ...] | None = None
     along: int | None = None
+    is_formula: bool = field(default=False, compare=False)
+    is_local = True
 
     def __call__(self, ctx: Sequence[int], region: torch.Tensor) -> torch.Tensor:
         """Return a window of the coarser tensor.
@@ -317,8 +322,14 @@ class Coarsening:
         # Do not change this method. Stored tensors record the code, and warn of changes.
         return self._window(ctx, region)
 
+    def over(self, start: Sequence[int], size: Sequence[int], *regions: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """Return a region of the coarser tensor; see `Formula.over`."""
+        return self._from([a * n for a, n in zip(start, self.factor, strict=True)], regions[0])
+
     def _window(self, ctx: Sequence[int], region: torch.Tensor) -> torch.Tensor:
-        starts = [i * n for i, n in zip(ctx, region.shape, strict=True)]
+        return self._from([i * n for i, n in zip(ctx, region.shape, strict=True)], region)
+
+    def _from(self, starts: Sequence[int], region: torch.Tensor) -> torch.Tensor:
         ends = [math.inf if extent is None else extent for extent in self.shape]
         stops = [int(min(a + n, end)) for a, n, end in zip(starts, region.shape, ends, strict=True)]
         pixels = region[tuple([slice(stop - start) for start, stop in zip(starts, stops, strict=True)])]

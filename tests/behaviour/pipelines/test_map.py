@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import avg_pool2d, conv2d, interpolate, pad
+from zarr.storage import MemoryStore
 
 import infinite_tensor
 from infinite_tensor import (
@@ -372,23 +373,34 @@ def test_a_guess_that_may_be_wrong_is_an_error_that_asks(
         t.map(torch.neg, **options)
 
 
+def size_of(t: InfiniteTensor, *, stored: bool = True, **options: Any) -> tuple[int, ...]:
+    store = ZarrTileStore(MemoryStore()) if stored else None
+    return t.map(torch.neg, store=store, version=1, **options).output_window.size
+
+
 def test_windows_are_of_a_sensible_size_by_default() -> None:
-    assert source(numbers((PERIOD,)), (0,)).map(torch.neg).output_window.size == (65_536,)
-    assert source(numbers((2, 3)), (0, 1)).map(torch.neg).output_window.size == (256, 256)
-    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, scale=Fraction(1, 3)).output_window.size == (86, 86)
-    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, scale=(4, 2)).output_window.size == (256, 256)
-    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, scale=1000).output_window.size == (1000, 1000)
-    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, halo=10, scale=16).output_window.size == (1024, 1024)
-    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, halo=(43, 42)).output_window.size == (512, 256)
-    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, halo=10**6).output_window.size == (2048, 2048)
-    assert source(numbers((9, 2, 3)), (1, 2)).map(torch.neg, halo=10**6).output_window.size == (9, 512, 512)
-    assert source(numbers((2, 3, 4)), (0, 1, 2)).map(torch.neg, halo=11).output_window.size == (128, 128, 128)
-    assert source(numbers((2, 3, 4)), (0, 1, 2)).map(torch.neg, halo=100).output_window.size == (128, 128, 128)
-    assert source(numbers((PERIOD,)), (0,)).map(torch.neg, halo=20_000).output_window.size == (131_072,)
-    assert photo().map(torch.neg, halo=100).output_window.size == (3, 21, 34)
-    assert photo().map(torch.neg).output_window.size == (3, 21, 34)
+    assert size_of(source(numbers((PERIOD,)), (0,))) == (65_536,)
+    assert size_of(source(numbers((2, 3)), (0, 1))) == (256, 256)
+    assert size_of(source(numbers((2, 3)), (0, 1)), scale=Fraction(1, 3)) == (86, 86)
+    assert size_of(source(numbers((2, 3)), (0, 1)), scale=(4, 2)) == (256, 256)
+    assert size_of(source(numbers((2, 3)), (0, 1)), scale=1000) == (1000, 1000)
+    assert size_of(source(numbers((2, 3)), (0, 1)), halo=10, scale=16) == (256, 256)
+    assert size_of(source(numbers((2, 3)), (0, 1)), halo=(43, 42)) == (512, 256)
+    assert size_of(source(numbers((2, 3)), (0, 1)), halo=10**6) == (2048, 2048)
+    assert size_of(source(numbers((9, 2, 3)), (1, 2)), halo=10**6) == (9, 512, 512)
+    assert size_of(source(numbers((2, 3, 4)), (0, 1, 2)), halo=11) == (128, 128, 128)
+    assert size_of(source(numbers((2, 3, 4)), (0, 1, 2)), halo=100) == (128, 128, 128)
+    assert size_of(source(numbers((PERIOD,)), (0,)), halo=20_000) == (131_072,)
+    assert size_of(photo(), halo=100) == (3, 21, 34)
+    assert size_of(photo()) == (3, 21, 34)
+    plane = source(numbers((2, 3)), (0, 1))
+    assert size_of(plane, stored=False) == (64, 64)
+    assert size_of(plane, stored=False, halo=(12, 43)) == (128, 256)
+    assert size_of(source(numbers((2, 3, 4)), (0, 1, 2)), stored=False, halo=100) == (32, 32, 32)
+    tiled = plane.map(torch.neg, store=ZarrTileStore(MemoryStore(), tile_size=48), version=1)
+    assert tiled.output_window.size == (48, 48)
     assert photo().map(torch.neg, scale=0.5).output_window.size == (3, 11, 17)
-    assert source(numbers((2, 3, 4)), (0, 1, 2)).map(torch.neg).output_window.size == (64, 64, 64)
+    assert size_of(source(numbers((2, 3, 4)), (0, 1, 2))) == (64, 64, 64)
 
 
 # What does not fit.
@@ -860,7 +872,7 @@ def test_it_is_pickled_and_opened_by_its_id(tmp_path: Path) -> None:
     assert torch.equal(computing[...], expected())
     top = source(torch.zeros(4, 4), (0, 1)).map(unlike_the_next, halo=1)
     mapped = pickle.loads(pickle.dumps(top.f))  # noqa: S301
-    assert torch.equal(mapped((0, 0), torch.ones(258, 258)), torch.zeros(256, 256))
+    assert torch.equal(mapped((0, 0), torch.ones(66, 66)), torch.zeros(64, 64))
 
 
 def test_a_map_of_a_network_is_opened_with_its_f(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_fill_in_bands_computes_each_window_once(tmp_path: Path) -> None:
         return batch.repeat(1, 30, 1, 1)
 
     image = np.zeros((1, 1024, 2048), np.float32)
-    how: dict[str, Any] = {"reduce": "argmax", "max_memory": 175 * MIB}
+    how: dict[str, Any] = {"reduce": "argmax", "max_memory": 155 * MIB}
     predict(net, image, tmp_path / "s.zarr", window=(256, 256), overlap=0.5, progress=told.append, **how)
     report = told[-1].report
     assert report is not None

@@ -1,0 +1,110 @@
+"""Formulas: tensors that are computed where they are read, on exactly the region of the read.
+
+A formula is not stored. A region of it is computed from regions of its args, which may be formulas too. Of the tensors
+with windows at the ends of formulas, only the pixels under the region are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from infinite_tensor.engine.chain import Input, Node
+from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.geometry.window import starts_of
+
+
+def formulas_of(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """Return all formulas under `nodes`, each before its args, and the other tensors at their ends."""
+    formulas: dict[Node, None] = {}
+    ends: dict[Node, None] = {}
+    waiting = [(node, False) for node in reversed(nodes)]
+    while waiting:
+        node, is_left = waiting.pop()
+        if node in formulas or node in ends:
+            continue
+        if node.computation.formula is None:
+            ends[node] = None
+        elif is_left:
+            formulas[node] = None
+        else:
+            waiting.append((node, True))
+            waiting += [(upstream.node, False) for upstream in reversed(node.computation.inputs)]
+    return [*formulas][::-1], [*ends]
+
+
+def spread(formulas: Sequence[Node], wanted: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
+    """Return the boxes of all tensors needed to compute the `wanted` boxes.
+
+    `formulas` come before their args. Boxes needed by the same region of the read are joined where they overlap, so
+    that a formula with several readers is computed once.
+    """
+    found = {node: [boxes] for node, boxes in wanted.items()}
+    needed: dict[Node, NumberedRegions] = {}
+    for node in formulas:
+        if node in found:
+            needed[node] = boxes = united(found.pop(node))
+            for upstream, read in reads_of(node, boxes):
+                found.setdefault(upstream.node, []).append(read)
+    return needed | {node: united(each) for node, each in found.items()}
+
+
+def reads_of(node: Node, boxes: NumberedRegions) -> Iterator[tuple[Input, NumberedRegions]]:
+    """Yield the args of a formula, each with the boxes to read for `boxes` of the formula."""
+    low, high = node.grid.boxes(boxes.starts, boxes.stops)
+    for upstream in node.computation.inputs:
+        begin, end = region_under(upstream, low, high)
+        yield upstream, NumberedRegions(*upstream.reads.inside(boxes.numbers, begin, end))
+
+
+def region_under(upstream: Input, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the region of an arg for boxes of units, padding included."""
+    end = starts_of(upstream.window, high - 1) + np.array(upstream.window.size, dtype=np.int64)
+    return starts_of(upstream.window, low), end
+
+
+def united(boxes: Sequence[NumberedRegions]) -> NumberedRegions:
+    """Join the boxes needed by the same region where they overlap."""
+    numbers, starts, stops = (np.concatenate(parts) for parts in zip(*map(_columns, boxes), strict=True))
+    if len(np.unique(numbers)) == len(numbers):
+        return NumberedRegions(numbers, starts, stops)
+    found: dict[int, list[tuple[list[int], list[int]]]] = {}
+    for start, stop, number in zip(starts.tolist(), stops.tolist(), numbers.tolist(), strict=True):
+        own = found.setdefault(number, [])
+        _add(own, start, stop)
+    kept = [(number, start, stop) for number, own in found.items() for start, stop in own]
+    return NumberedRegions(*(np.array(column, dtype=np.int64) for column in zip(*kept, strict=True)))
+
+
+def _columns(boxes: NumberedRegions) -> tuple[IntArray, IntArray, IntArray]:
+    return boxes.numbers, boxes.starts, boxes.stops
+
+
+def _add(boxes: list[tuple[list[int], list[int]]], start: list[int], stop: list[int]) -> None:
+    """Add a box to others, joined with those that it overlaps or touches."""
+    at = 0
+    while at < len(boxes):
+        low, high = boxes[at]
+        if all(a <= d and c <= b for a, b, c, d in zip(low, high, start, stop, strict=True)):
+            start, stop = list(map(min, low, start)), list(map(max, high, stop))
+            del boxes[at]
+            at = 0
+        else:
+            at += 1
+    boxes.append((start, stop))
+
+
+def nbytes_of(node: Node, boxes: NumberedRegions) -> int:
+    """Return the bytes of boxes of pixels."""
+    return int((boxes.stops - boxes.starts).prod(axis=1, dtype=np.float64).sum() * node.spec.dtype.itemsize)
+
+
+def nbytes_per_pixel(node: Node) -> float:
+    """Estimate the memory for computing one of many pixels, in bytes: those of the tensor, of its args, and so on."""
+    formulas, _ = formulas_of([node])
+    size = np.array([node.spec.grid.window.size], dtype=np.int64)
+    needed = spread(formulas, {node: NumberedRegions.alone(size * 0, size)})
+    pixels = int(size.prod())
+    return max([node.spec.dtype.itemsize, *(nbytes_of(each, boxes) / pixels for each, boxes in needed.items())])
