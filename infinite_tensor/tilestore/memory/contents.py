@@ -189,7 +189,7 @@ class MemoryContents(Contents):
     def tensor_ids(self, prefix: str = "") -> list[str]:
         """Return all registered tensor ids starting with `prefix`, sorted."""
         with self.lock:
-            return sorted(tensor_id for tensor_id in self.kept.specs if tensor_id.startswith(prefix))
+            return sorted(tensor_id for tensor_id in list(self.kept.specs) if tensor_id.startswith(prefix))
 
     def holds(self, tensor_id: str) -> bool:
         """Return whether a tensor with this id is registered."""

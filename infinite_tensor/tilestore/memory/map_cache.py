@@ -55,9 +55,18 @@ _gone: deque[str] = deque()
 
 
 def forget_after(holder: Any, tensor_id: str) -> None:
-    """Forget a tensor in the cache of maps some time after its `holder` is gone."""
-    # A finalizer may run at any moment, also within a call of the store, so it leaves a note only.
-    weakref.finalize(holder, _gone.append, tensor_id).atexit = False
+    """Forget a tensor in the cache of maps after its `holder` is gone.
+
+    The function of the tensor is let go at once, its windows with the next call of `map_cache`.
+    """
+    weakref.finalize(holder, _forget, tensor_id).atexit = False
+
+
+def _forget(tensor_id: str) -> None:
+    # A finalizer may run at any moment, also within a call of the store: it does what takes no lock.
+    assert _store is not None
+    _store._contents.kept.specs.pop(tensor_id, None)  # noqa: SLF001
+    _gone.append(tensor_id)
 
 
 def _memory() -> int:
