@@ -192,6 +192,7 @@ class InfiniteTensor(Fillable):
 
     def _bind(self, node: Node, args: tuple[InfiniteTensor, ...]) -> None:
         self._args: tuple[InfiniteTensor, ...] = args
+        self._sources: Mapping[tuple[int, ...], InfiniteTensor] = {}  # of `pyramid`
         self._node = node
         node.token = compiled.token_of(node)
 
@@ -650,6 +651,7 @@ class InfiniteTensor(Fillable):
         factor: int | Sequence[int],
         method: Method = "mean",
         *,
+        sources: Mapping[int | tuple[int, ...], InfiniteTensor] | None = None,
         store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> InfiniteTensor:
@@ -671,6 +673,11 @@ class InfiniteTensor(Fillable):
             - "nearest": the first pixel.
 
             bool has no mean, floats have no mode, complex dtypes and uint64 have only "nearest".
+        sources : dict of (int or tuple of int) to InfiniteTensor, optional
+            Coarser tensors that stand for this one, by how many of its pixels become one of theirs. The result is
+            computed from the coarsest of them of which `factor` is a multiple, instead of from this tensor: a map of
+            mountains as large as continents needs no pebbles. The pixels are those of the source, so they are as
+            near to the means of this tensor as you have made them.
         store, tensor_id : optional
             As for `InfiniteTensor`. Default: in memory, under a random name.
 
@@ -699,13 +706,15 @@ class InfiniteTensor(Fillable):
         # Imported here, because pipelines build on tensors.
         from infinite_tensor.pipelines.pyramid import coarsen  # noqa: PLC0415
 
-        return coarsen(self, factor, method, self._nodata, store, tensor_id)
+        return coarsen(self, factor, method, self._nodata, store, tensor_id, sources)
 
     def pyramid(
         self,
         levels: int | None = None,
         method: Method | None = None,
         store: TileStore | str | os.PathLike[str] | None = None,
+        *,
+        sources: Mapping[int | tuple[int, ...], InfiniteTensor] | None = None,
     ) -> list[InfiniteTensor]:
         """Return overviews of this tensor, each with half the resolution of the previous level.
 
@@ -724,6 +733,10 @@ class InfiniteTensor(Fillable):
             pixel of "mode" is the most frequent of the pixels that it covers in the level before.
         store : TileStore, str or path, optional
             The store for the levels. Default: the store of this tensor.
+        sources : dict of (int or tuple of int) to InfiniteTensor, optional
+            Coarser tensors that stand for this one, as for `coarsen`: with ``{16: far}``, level 4 is `far`, and levels
+            from 5 on are computed from it. This object remembers them for further pyramids, such as those of `fill`,
+            `view`, `serve` and `export`.
 
         Returns
         -------
@@ -740,7 +753,7 @@ class InfiniteTensor(Fillable):
         # Imported here, because pipelines build on tensors.
         from infinite_tensor.pipelines.pyramid import pyramid  # noqa: PLC0415
 
-        return pyramid(self, levels, method, self._nodata, store)
+        return pyramid(self, levels, method, self._nodata, store, sources)
 
     @property
     def _nodata(self) -> Code | None:

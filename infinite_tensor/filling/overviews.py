@@ -15,17 +15,17 @@ from infinite_tensor.engine.chain import Node
 from infinite_tensor.filling.mask import Target, WantedTiles
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.values.coarse import Coarsening, scales
+from infinite_tensor.values.coarse import Coarsening
 
 
 def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
     """Return the targets for a tensor and its levels.
 
-    Each level is computed from the level before. Levels without a computable tile are left out.
+    A level is filled where the level before is. Levels without such a tile are left out.
     """
-    targets = [base]
-    for level in levels:
-        found = _above(targets[-1], level)
+    targets, sizes = [base], [(1,) * len(base.start), *(_coarsening(level).scale for level in levels)]
+    for level, (finer, coarser) in zip(levels, itertools.pairwise(sizes), strict=True):
+        found = _above(targets[-1], level, tuple(map(operator.floordiv, coarser, finer)))
         if found is None:
             break
         targets.append(found)
@@ -48,7 +48,7 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
     """
     base = targets[0]
     # In pixels of the tensor: the size of a pixel in each level (sizes), and of a tile or window (blocks).
-    sizes = [(1,) * len(base.start), *scales([_coarsening(target.node) for target in targets[1:]])]
+    sizes = [(1,) * len(base.start), *(_coarsening(target.node).scale for target in targets[1:])]
     blocks = [_layout(base).tile_shape]
     for target, size in zip(targets[1:], sizes[1:], strict=True):
         unit = map(max, _layout(target).tile_shape, target.node.spec.grid.window.size)
@@ -110,12 +110,12 @@ def _coarsening(level: Node) -> Coarsening:
     return cast("Coarsening", level.computation.f)
 
 
-def _above(below: Target, level: Node) -> Target | None:
-    """Return the part of `level` to fill after `below`, the next finer level.
+def _above(below: Target, level: Node, factors: Index) -> Target | None:
+    """Return the part of `level` to fill after `below`, the next finer level. Its pixels are `factors` times as large.
 
     A tile is included if all pixels read by its windows are filled in `below`. Return None if there is no such tile.
     """
-    coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _coarsening(level).factor
+    coarser, finer = level.contents.layout(level.spec), _layout(below)
     ends = below.node.spec.shape
     start = tuple([-(-a // k) for a, k in zip(below.start, factors, strict=True)])
     stop = tuple([-(-b // k) if b == end else b // k for b, k, end in zip(below.stop, factors, ends, strict=True)])

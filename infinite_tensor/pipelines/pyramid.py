@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import cast
 
@@ -44,10 +46,18 @@ def coarsen(
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
     tensor_id: str | None,
+    sources: object = None,
 ) -> InfiniteTensor:
     """See `InfiniteTensor.coarsen`."""
-    factors, ones = _factors(tensor, factor), (1,) * tensor.ndim
-    return _coarser(tensor, factors, method, ones, tensor.shape, nodata, store, tensor_id)
+    factors, known = _factors(tensor, factor), _sources(tensor, sources)
+    for given in known:
+        if not _divides(given, factors):
+            raise ValidationError(
+                f"sources has a tensor that is coarser by {given}, of which the factor {factors} is no multiple; give "
+                "a factor of which it is one"
+            )
+    ones = (1,) * tensor.ndim
+    return _coarser(tensor, factors, method, (tensor, ones), known, nodata, store, tensor_id)
 
 
 def pyramid(
@@ -56,6 +66,7 @@ def pyramid(
     method: Method | None,
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
+    sources: object = None,
     *,
     kept_bytes: int | None = None,
 ) -> list[InfiniteTensor]:
@@ -83,19 +94,28 @@ def pyramid(
                 'To use the levels in a later run, call t.coarsen(2, store=..., tensor_id="half").pyramid()'
             )
         store = tensor.tile_store
-    found, weight = [tensor], (1,) * tensor.ndim
+    coarser = tensor._sources if sources is None else _sources(tensor, sources)  # noqa: SLF001  (remembered here)
+    fitting = {tuple([factor**k for factor in factors]) for k in range(1, 64)}
+    if others := [given for given in coarser if given not in fitting]:
+        raise ValidationError(
+            f"sources of a pyramid must be coarser by 2, 4, 8 and so on in each dimension that levels halve, got "
+            f"{others[0]}"
+        )
+    found, scale = [tensor], (1,) * tensor.ndim
     for k in range(1, number + 1):
         name = f"{tensor.tensor_id}/level-{k}"
         halved, place = 0, store
         if kept_bytes is not None:
             halved, place = min(k - 1, _MOST_HALVED), MemoryTileStore(kept_bytes)
         try:
-            found.append(_coarser(found[-1], factors, method, weight, tensor.shape, nodata, place, name, halved))
+            below = found[-1], scale
+            scale = tuple(map(operator.mul, scale, factors))
+            found.append(_coarser(tensor, scale, method, below, coarser, nodata, place, name, halved))
         except ValidationError:
             if place is tensor.tile_store:
                 _check_stored_method(tensor, method)
             raise
-        weight = tuple([a * b for a, b in zip(weight, factors, strict=True)])
+    tensor._sources = coarser  # noqa: SLF001
     return found[1:]
 
 
@@ -259,26 +279,42 @@ def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
     `below` lists the tensor and the finer levels.
     """
     tensor = below[0]
-    try:
-        level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=[below[-1]])
-    except (StoreError, ValidationError):
-        return None
-    return level if isinstance(level.f, Coarsening) else None
+    scale = tuple([n ** len(below) for n in _factors(tensor, 2)])
+    # Another process knows a source only if the store has it.
+    for args in ([tensor._sources.get(scale, below[-1])], None):  # noqa: SLF001
+        with suppress(StoreError, ValidationError):
+            level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=args)
+            if isinstance(level.f, Coarsening):
+                return level
+    return None
 
 
 def _coarser(
-    tensor: InfiniteTensor,
-    factors: tuple[int, ...],
+    finest: InfiniteTensor,
+    scale: tuple[int, ...],
     method: Method,
-    weight: tuple[int, ...],
-    finest: tuple[int | None, ...],
+    below: tuple[InfiniteTensor, tuple[int, ...]],
+    sources: Mapping[tuple[int, ...], InfiniteTensor],
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
     tensor_id: str | None,
     halved: int = 0,
 ) -> InfiniteTensor:
+    """Return `finest` with pixels of `scale`, computed from `below` or from the coarsest of `sources` that fits.
+
+    `below` is a tensor and the scale of its pixels.
+    """
+    fitting = [(given, each) for given, each in sources.items() if _divides(given, scale)]
+    weight, tensor = max([(below[1], below[0]), *fitting], key=lambda each: math.prod(each[0]))
+    factors = tuple(map(operator.floordiv, scale, weight))
+    if math.prod(factors) > _MOST_IN_ONE:
+        raise ValidationError(
+            f"factor must combine at most {_MOST_IN_ONE:,} pixels into one, got {math.prod(factors):,} pixels; coarsen "
+            "in several steps, such as t.coarsen(64).coarsen(64) instead of t.coarsen(4096)"
+        )
     check_method(method, tensor.dtype)
-    size, along, value = _window(tensor, factors, halved), None, None
+    coarsened = [d for d, n in enumerate(scale) if n > 1] or [tensor.ndim - 1]
+    size, along, value = _window(tensor, factors, coarsened, halved), None, None
     if nodata is not None:
         along, value = nodata.along, nodata.value
     if along is not None and factors[along] > 1:
@@ -286,7 +322,7 @@ def _coarser(
             f"factor must be 1 for dimension {along} ({tensor.dims[along]!r}), because each entry has a separate "
             f"nodata value, got {factors[along]}"
         )
-    f = Coarsening(tensor.shape, factors, method, weight, finest, value, along, is_formula=store is None)
+    f = Coarsening(tensor.shape, factors, method, weight, finest.shape, value, along, is_formula=store is None)
     return InfiniteTensor(
         [None if extent is None else -(-extent // k) for extent, k in zip(tensor.shape, factors, strict=True)],
         f,
@@ -302,6 +338,31 @@ def _coarser(
         tile_store=store,
         tensor_id=tensor_id,
     )
+
+
+def _sources(tensor: InfiniteTensor, given: object) -> dict[tuple[int, ...], InfiniteTensor]:
+    """Return the coarser tensors that stand for `tensor`, by the scale of their pixels."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ValidationError(f"sources must be a dict of a factor and a coarser tensor, got {quoted(given)}")
+    found = {}
+    for factor, source in given.items():
+        scale = _factors(tensor, factor)
+        if not isinstance(source, InfiniteTensor):
+            raise ValidationError(f"sources[{factor!r}] must be an InfiniteTensor, got {quoted(source)}")
+        wanted = tuple([None if n is None else -(-n // k) for n, k in zip(tensor.shape, scale, strict=True)])
+        if (source.shape, source.dtype, source.device) != (wanted, tensor.dtype, tensor.device):
+            raise ValidationError(
+                f"sources[{factor!r}] must have shape {wanted}, {tensor.dtype} and be on {tensor.device}, as a tensor "
+                f"that is coarser by {scale}; it has shape {source.shape}, {source.dtype} and is on {source.device}"
+            )
+        found[scale] = source
+    return found
+
+
+def _divides(given: Sequence[int], scale: Sequence[int]) -> bool:
+    return not any(map(operator.mod, scale, given))
 
 
 def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
@@ -327,22 +388,16 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
             f"factor must be a positive int, or a tuple of {tensor.ndim} ints, one for each dimension, got "
             f"{quoted(given)}"
         )
-    if math.prod(known) > _MOST_IN_ONE:
-        raise ValidationError(
-            f"factor must combine at most {_MOST_IN_ONE:,} pixels into one, got {math.prod(known):,} pixels; coarsen "
-            "in several steps, such as t.coarsen(64).coarsen(64) instead of t.coarsen(4096)"
-        )
     return known
 
 
-def _window(tensor: InfiniteTensor, factors: Sequence[int], halved: int) -> list[int]:
+def _window(tensor: InfiniteTensor, factors: Sequence[int], coarsened: Sequence[int], halved: int) -> list[int]:
     """Return the size of a window of the coarser tensor.
 
     Two coarsened dimensions get up to 256 pixels each if `halved` is 0, up to 128 if it is 1, and so on. Windows
     contain the other dimensions whole, such as channels. If these have more than 16 entries together, windows contain
     a single entry.
     """
-    coarsened = [d for d, factor in enumerate(factors) if factor > 1] or [tensor.ndim - 1]
     sides = [1 if extent is None else extent for extent in tensor.shape]
     others = math.prod(side for d, side in enumerate(sides) if d not in coarsened)
     if others > _MOST_BESIDE:

@@ -238,7 +238,7 @@ def warn_of_waste(names: str, pixels: int, work: int, most: str, window: Sequenc
     warnings.warn(
         f"a read of {pixels:,} pixels of {names} has computed {work:,} pixels upstream, most of them of {most}, in "
         f"windows of {tuple(window)}; give that a smaller window=, or map without window= and store=, which computes "
-        "only what is read. t.plan(region) lists the work",
+        "only what is read; a coarser tensor can stand for it in coarsen(..., sources=). t.plan(region) lists the work",
         stacklevel=_level_of_caller(),
     )
 

@@ -363,6 +363,11 @@ class Coarsening(Formula):
         return values.view([-1 if n == d else 1 for n in range(pixels.ndim)])
 
     @property
+    def scale(self) -> tuple[int, ...]:
+        """How many pixels of the finest level make one coarser pixel, in each dimension."""
+        return tuple(map(operator.mul, self.weight, self.factor))
+
+    @property
     def version(self) -> Json:
         """The settings as JSON, for the ``version`` of a tensor.
 
@@ -403,15 +408,3 @@ class Coarsening(Formula):
             return None
         sizes = len(found.factor), len(found.weight), len(found.finest)
         return found if sizes == (n, n, n) and min(*found.factor, *found.weight) > 0 else None
-
-
-def scales(levels: Sequence[Coarsening]) -> list[tuple[int, ...]]:
-    """Return the total factor of each level, per dimension.
-
-    The total factor is the product of the level's factor and the factors of all finer levels.
-    """
-
-    def product(below: Sequence[int], factor: Sequence[int]) -> tuple[int, ...]:
-        return tuple(map(operator.mul, below, factor))
-
-    return list(itertools.accumulate((level.factor for level in levels), product))

@@ -14,7 +14,7 @@ from infinite_tensor.geometry.points import Index, is_empty, with_entry
 from infinite_tensor.pipelines.pyramid import box_above
 from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.coarse import Coarsening, scales
+from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import CHANNELS
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import Along, Shown, coordinates_of, label_of
@@ -72,9 +72,9 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
     dims = {d: frame.tensor.dims[d] for d in kept}
     made = [cast("Coarsening", level.f) for level in levels]
     arrays = {f"s0/{name}": Shown.of(frame, dims)}
-    for k, (level, counts) in enumerate(zip(levels, scales(made), strict=True), 1):
+    for k, level in enumerate(levels, 1):
         source = level if frame.fill_value is None else level.stored_only(frame.fill_value)
-        is_first = made[k - 1].method == "nearest"
+        is_first, counts = made[k - 1].method == "nearest", made[k - 1].scale
         along = tuple([Along(n, 0 if n == 1 or is_first else (n - 1) / 2) for n in counts])
         # Chunks of all levels have the same shape, for any windows.
         box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)

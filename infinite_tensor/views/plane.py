@@ -13,7 +13,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.coarse import Coarsening, scales
+from infinite_tensor.values.coarse import Coarsening
 
 SIDE = 256
 """Pixels along each side of a tile, in any level."""
@@ -123,12 +123,12 @@ class Plane:
         """
         made = [cast("Coarsening", level.f) for level in levels]
         halved = all(
-            each.factor[self.rows] == each.factor[self.columns] == 2
-            and (self.colours is None or each.factor[self.colours] == 1)
-            for each in made
+            each.scale[self.rows] == each.scale[self.columns] == 2**k
+            and (self.colours is None or each.scale[self.colours] == 1)
+            for k, each in enumerate(made, 1)
         )
         base = (1,) * len(self.shape)
-        return ([tensor, *levels], [base, *scales(made)]) if halved else ([tensor], [base])
+        return ([tensor, *levels], [base, *(each.scale for each in made)]) if halved else ([tensor], [base])
 
     def region(self, box: Box, scale: Sequence[int]) -> tuple[int | slice, ...]:
         """Return the index for reading the rows and columns `box` of a level.

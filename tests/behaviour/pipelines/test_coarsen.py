@@ -32,6 +32,8 @@ from infinite_tensor import (
 )
 from infinite_tensor.filling.fill import Request, prepare
 from infinite_tensor.geometry.regions import parse
+from infinite_tensor.pipelines.pyramid import stored_levels
+from infinite_tensor.values.coarse import Coarsening
 
 Pair = tuple[int, int]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -475,3 +477,87 @@ def test_names_of_dimensions_of_space_are_read_without_case_and_others_are_refus
     assert from_array(pixels, dims=("Y", "x")).coarsen(2).shape == (2, 3)
     with pytest.raises(ValidationError, match=r'one factor per dimension.*rename\(lat="y", lon="x"\)'):
         from_array(pixels, dims=("lat", "lon")).pyramid(2, store=MemoryTileStore())
+
+
+class TestSources:
+    """Levels that are computed from coarser tensors."""
+
+    @staticmethod
+    def world(store: Any = None) -> tuple[InfiniteTensor, InfiniteTensor, list[tuple[int, ...]]]:
+        """Return pixels, a tensor that is coarser by 4 and 1000 higher, and the shapes of the regions of pixels."""
+        calls: list[tuple[int, ...]] = []
+
+        def near(pixels: torch.Tensor) -> torch.Tensor:
+            calls.append(tuple(pixels.shape))
+            return pixels
+
+        def above(pixels: torch.Tensor) -> torch.Tensor:
+            return pixels + 1000
+
+        fine = plane().map(near, store=store, tensor_id=None if store is None else "fine")
+        return fine, plane().coarsen(4).map(above), calls
+
+    def test_a_level_is_computed_from_the_coarsest_that_divides_it(self) -> None:
+        fine, far, calls = self.world()
+        expected = plane().coarsen(4).coarsen(3)[-20:30, 7:50] + 1000
+        assert torch.equal(fine.coarsen(12, sources={2: plane().coarsen(2), 4: far})[-20:30, 7:50], expected)
+        assert calls == []
+
+    def test_levels_from_it_on_know_nothing_below(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path / "s.zarr") as store:
+            fine, far, calls = self.world(store)
+            levels = fine.pyramid(4, sources={4: far})
+            for k in (2, 3, 4):
+                at = (slice(-9, 40), slice(100, 130))
+                expected = plane().coarsen(4).coarsen(2 ** (k - 2))[at] + 1000
+                assert torch.equal(levels[k - 1][at], expected)
+            assert calls == []
+            assert torch.equal(levels[0][0:9, 0:9], plane().coarsen(2)[0:9, 0:9])
+            assert calls
+
+    def test_pyramids_of_the_tensor_take_them_from_then_on(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path / "s.zarr") as store:
+            fine, far, calls = self.world(store)
+            fine.pyramid(3, sources={4: far})
+            seen = stored_levels(fine)
+            assert [level.f.scale for level in seen if isinstance(level.f, Coarsening)] == [(2, 2), (4, 4), (8, 8)]
+            assert torch.equal(seen[2][0:9, 0:9], plane().coarsen(8)[0:9, 0:9] + 1000)
+            assert calls == []
+            assert not torch.equal(fine.coarsen(8)[0:9, 0:9], seen[2][0:9, 0:9])
+            fine.fill((slice(0, 4096), slice(0, 4096)), pyramid=True)
+            assert torch.equal(store.open("fine/level-3")[0:512, 0:512], plane().coarsen(8)[0:512, 0:512] + 1000)
+
+    def test_another_process_finds_them_where_their_source_is_stored(self, tmp_path: Path) -> None:
+        for name, number in (("far", 2), (None, 1)):
+            with ZarrTileStore(tmp_path / f"{name}.zarr") as store:
+                fine, far, _ = self.world(store)
+                known = far if name is None else far.map(torch.neg, store=store, tensor_id=name)
+                read = fine.pyramid(2, sources={4: known})[1][0:9, 0:9]
+            with ZarrTileStore(tmp_path / f"{name}.zarr", mode="r") as store:
+                levels = stored_levels(store.open("fine"))
+                assert len(levels) == number
+                assert torch.equal(store.open("fine/level-2")[0:9, 0:9], read)
+
+    def test_ends_count_as_if_the_level_came_from_the_tensor(self) -> None:
+        pixels = drawn((37, 22), torch.int16, 1)
+        fine = from_array(pixels)
+        halves = from_array(fine.coarsen(2, "max")[...])
+        assert torch.equal(fine.coarsen(6, "max", sources={2: halves})[...], fine.coarsen(6, "max")[...])
+
+    @pytest.mark.parametrize(
+        ("sources", "told"),
+        [
+            ({3: plane().coarsen(3)}, r"coarser by \(3, 3\), of which the factor \(4, 4\) is no multiple"),
+            ({2: torch.zeros(4, 4)}, r"sources\[2\] must be an InfiniteTensor"),
+            ({2: from_array(torch.zeros(4, 4))}, r"must have shape \(None, None\), .* it has shape \(4, 4\)"),
+            ({2: plane(dtype="float64")}, r"torch.float32 .* torch.float64"),
+            ([plane()], "must be a dict of a factor and a coarser tensor"),
+        ],
+    )
+    def test_others_are_told(self, sources: Any, told: str) -> None:
+        with pytest.raises(ValidationError, match=told):
+            plane().coarsen(4, sources=sources)
+
+    def test_a_pyramid_needs_powers_of_two(self) -> None:
+        with pytest.raises(ValidationError, match=r"coarser by 2, 4, 8 and so on.*got \(3, 3\)"):
+            plane().pyramid(3, store=MemoryTileStore(), sources={3: plane().coarsen(3)})
