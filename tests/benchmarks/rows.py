@@ -95,6 +95,8 @@ _CACHED = "64 MiB through the Zarr face, tiles of 512x512 in memory"
 _QUARTER, _MEMMAP = "the same, a quarter of the tiles in memory", "memmap: training.memmap"
 _EXPORT, _NEW_ARRAY = "export 64 MiB to Zarr, tiles of 512x512", "zarr: raw_zarr.new_array"
 _MILLION, _LARGE = "open, and read a tile of 1,000,000", "memory to fill 2 GiB with a cache of 64 MiB"
+_VOXELS = "16x16x16 voxels of 3 maps, anywhere (per read)"
+_CLIMATE = "5 channels of 256x256 of a map with a coarse input, anywhere (per read)"
 _FROM_DISK, _ANYWHERE = "64x64 from disk at random (per read)", "64x64 at random, computed and stored (per read)"
 
 ROWS: tuple[Row, ...] = (
@@ -151,6 +153,36 @@ ROWS: tuple[Row, ...] = (
             side,
             peer=False,
             nbytes=4 * side**2,
+        )
+    ),
+    *(
+        row
+        for side, most in ((16, "5"), (256, "1.5"), (1024, "1.3"))
+        for row in _rows(
+            "erosion",
+            f"{side}x{side} of 8 maps with halo 4, anywhere (per read)",
+            "exploring.erosion",
+            [MEMORY],
+            "torch",
+            f"{most} of floor",
+            side,
+            peer=False,
+        )
+    ),
+    *_rows("voxels", _VOXELS, "exploring.voxels", [MEMORY], "torch", peer=False),
+    *_rows("climate", _CLIMATE, "exploring.terrain", [MEMORY], "torch", peer=False),
+    *(
+        row
+        for count in (3, 6)
+        for row in _rows(
+            "filters",
+            f"2048x2048 of {count} maps with halo 4, anywhere",
+            "exploring.filters",
+            [MEMORY],
+            "torch",
+            "1.2 of floor",
+            count,
+            peer=False,
         )
     ),
     _blob("blob-write", "100,000 rows of 768 floats in one write", "write", "write_floor", 100_000),
