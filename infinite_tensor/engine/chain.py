@@ -219,6 +219,8 @@ class Units:
         The args, each with the window through which a unit reads it.
     lock : lock
         Held during the first call of ``f``, and the check whether its results are local.
+    nbytes_per_pixel : float
+        The memory for computing one of many pixels; 0 if not known yet.
     """
 
     grid: WindowGrid
@@ -226,6 +228,7 @@ class Units:
 
     def __post_init__(self) -> None:
         self.lock = Lock()
+        self.nbytes_per_pixel = 0.0
 
 
 def _units(grid: WindowGrid, args: Sequence[Input]) -> Units:

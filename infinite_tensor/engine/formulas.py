@@ -7,13 +7,17 @@ with windows at the ends of formulas, only the pixels under the region are neede
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from infinite_tensor.engine.chain import Input, Node
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.geometry.points import IntArray
-from infinite_tensor.geometry.window import starts_of
+from infinite_tensor.geometry.window import followed, starts_of
+
+Box: TypeAlias = tuple[list[int], list[int]]
+"""The first pixel, and the pixel after the last."""
 
 
 def formulas_of(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
@@ -51,18 +55,35 @@ def spread(formulas: Sequence[Node], wanted: Mapping[Node, NumberedRegions]) -> 
     return needed | {node: united(each) for node, each in found.items()}
 
 
+def boxes_under(formulas: Sequence[Node], node: Node, box: Box) -> dict[Node, list[Box]]:
+    """Like `spread`, for one box, in plain Python: small reads spend most of their time here."""
+    found = {node: [box]}
+    for each in formulas:
+        for start, stop in found.get(each, ()):
+            low, high = each.grid.box(start, stop)
+            for upstream in each.computation.inputs:
+                own = found.setdefault(upstream.node, [])
+                for begin, end in upstream.reads.boxes(*region_under(upstream, low, high)):
+                    _add(own, begin, end)
+    return found
+
+
 def reads_of(node: Node, boxes: NumberedRegions) -> Iterator[tuple[Input, NumberedRegions]]:
     """Yield the args of a formula, each with the boxes to read for `boxes` of the formula."""
     low, high = node.grid.boxes(boxes.starts, boxes.stops)
     for upstream in node.computation.inputs:
-        begin, end = region_under(upstream, low, high)
+        begin = starts_of(upstream.window, low)
+        end = starts_of(upstream.window, high - 1) + np.array(upstream.window.size, dtype=np.int64)
         yield upstream, NumberedRegions(*upstream.reads.inside(boxes.numbers, begin, end))
 
 
-def region_under(upstream: Input, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the region of an arg for boxes of units, padding included."""
-    end = starts_of(upstream.window, high - 1) + np.array(upstream.window.size, dtype=np.int64)
-    return starts_of(upstream.window, low), end
+def region_under(upstream: Input, low: Sequence[int], high: Sequence[int]) -> Box:
+    """Return the region of an arg for a box of units, padding included."""
+    start, stop, window = [], [], upstream.window
+    for k, size, stride, offset in zip(followed(window), window.size, window.stride, window.offset, strict=True):
+        start.append(offset if k is None else low[k] * stride + offset)
+        stop.append((offset if k is None else (high[k] - 1) * stride + offset) + size)
+    return start, stop
 
 
 def united(boxes: Sequence[NumberedRegions]) -> NumberedRegions:
@@ -70,7 +91,7 @@ def united(boxes: Sequence[NumberedRegions]) -> NumberedRegions:
     numbers, starts, stops = (np.concatenate(parts) for parts in zip(*map(_columns, boxes), strict=True))
     if len(np.unique(numbers)) == len(numbers):
         return NumberedRegions(numbers, starts, stops)
-    found: dict[int, list[tuple[list[int], list[int]]]] = {}
+    found: dict[int, list[Box]] = {}
     for start, stop, number in zip(starts.tolist(), stops.tolist(), numbers.tolist(), strict=True):
         own = found.setdefault(number, [])
         _add(own, start, stop)
@@ -82,7 +103,7 @@ def _columns(boxes: NumberedRegions) -> tuple[IntArray, IntArray, IntArray]:
     return boxes.numbers, boxes.starts, boxes.stops
 
 
-def _add(boxes: list[tuple[list[int], list[int]]], start: list[int], stop: list[int]) -> None:
+def _add(boxes: list[Box], start: list[int], stop: list[int]) -> None:
     """Add a box to others, joined with those that it overlaps or touches."""
     at = 0
     while at < len(boxes):
@@ -103,8 +124,13 @@ def nbytes_of(node: Node, boxes: NumberedRegions) -> int:
 
 def nbytes_per_pixel(node: Node) -> float:
     """Estimate the memory for computing one of many pixels, in bytes: those of the tensor, of its args, and so on."""
-    formulas, _ = formulas_of([node])
-    size = np.array([node.spec.grid.window.size], dtype=np.int64)
-    needed = spread(formulas, {node: NumberedRegions.alone(size * 0, size)})
-    pixels = int(size.prod())
-    return max([node.spec.dtype.itemsize, *(nbytes_of(each, boxes) / pixels for each, boxes in needed.items())])
+    units = node.computation.formula
+    if units is None:
+        return node.spec.dtype.itemsize
+    if not units.nbytes_per_pixel:
+        formulas, _ = formulas_of([node])
+        size = np.array([node.spec.grid.window.size], dtype=np.int64)
+        needed = spread(formulas, {node: NumberedRegions.alone(size * 0, size)})
+        most = max(nbytes_of(each, boxes) for each, boxes in needed.items())
+        units.nbytes_per_pixel = most / int(size.prod())
+    return units.nbytes_per_pixel

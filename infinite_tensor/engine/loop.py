@@ -26,6 +26,7 @@ from infinite_tensor.engine.formulas import formulas_of, spread
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
+from infinite_tensor.engine.straight import StraightAccess
 from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.support.interrupts import at_rest, changing, entered, known, store_call, wait_for
 from infinite_tensor.support.stopping import end_if_unwanted
@@ -60,7 +61,8 @@ class Loop:
         self._formulas, ends = formulas_of(self._nodes)
         for node in (*self._nodes, *self._formulas):
             views.of(node)
-        self._queues = [_Queue(node, views) for node in ends]
+        # What is computed where it is read never misses a window.
+        self._queues = [_Queue(node, views) for node in ends if not isinstance(views.of(node), StraightAccess)]
         # For each unread step: the total number of windows to compute first, per tensor.
         self._unread: deque[list[int]] = deque()
         self.read = 0
@@ -71,7 +73,7 @@ class Loop:
         A tensor may have no regions in a step.
         """
         wanted = dict(zip(self._nodes, regions, strict=True))
-        if self._formulas:
+        if self._formulas and self._queues:
             # A region of a formula is read as one.
             needed = spread(self._formulas, {node: NumberedRegions.alone(*each) for node, each in wanted.items()})
             wanted = {node: (boxes.starts, boxes.stops) for node, boxes in needed.items()}

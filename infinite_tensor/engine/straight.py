@@ -5,6 +5,8 @@ Pixels are copied from memory, or computed where they are read.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +16,7 @@ import torch
 
 from infinite_tensor.engine.args import Readable, region_of
 from infinite_tensor.engine.chain import Node, Units, watching_first_calls
-from infinite_tensor.engine.formulas import formulas_of, nbytes_of, region_under, spread
-from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, region_under
 from infinite_tensor.engine.returned import Check, named
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window import followed
@@ -97,50 +98,53 @@ class FormulaAccess(StraightAccess):
         self._node = node
         self._stored = stored
         self._views = views
-        self._formulas, _ = formulas_of([node])
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on, computed from the args."""
         try:
+            formulas, _ = formulas_of([self._node])
             with torch.no_grad():
-                self._compute(np.array([start], dtype=np.int64), out)
+                self._compute(formulas, start, out)
         except _NotLocalError:
             # Windows are needed now, which the read has not planned.
             with running_f():
                 type(self._views).read_anew(self._node, start, out)
 
-    def _compute(self, start: IntArray, out: torch.Tensor) -> None:
-        boxes = NumberedRegions.alone(start, start + np.array(out.shape, dtype=np.int64))
-        needed = spread(self._formulas, {self._node: boxes})
-        if max(map(nbytes_of, needed, needed.values())) > _MOST_BYTES and (at := self._middle(start[0], out)):
+    def _compute(self, formulas: Sequence[Node], start: Sequence[int], out: torch.Tensor) -> None:
+        needed = boxes_under(formulas, self._node, (list(start), list(map(operator.add, start, out.shape))))
+        if max(map(_nbytes_of, needed, needed.values())) > _MOST_BYTES and (at := self._middle(start, out)):
             # Coarse pixels may need very many pixels of an arg.
             d, middle = at
-            self._compute(start, out.narrow(d, 0, middle))
-            begin = start + np.array([middle * (k == d) for k in range(out.ndim)])
-            self._compute(begin, out.narrow(d, middle, out.shape[d] - middle))
+            self._compute(formulas, start, out.narrow(d, 0, middle))
+            begin = [a + middle * (k == d) for k, a in enumerate(start)]
+            self._compute(formulas, begin, out.narrow(d, middle, out.shape[d] - middle))
             return
-        last = {each.node: node for node in reversed(self._formulas) for each in node.computation.inputs}
+        last = {each.node: node for node in reversed(formulas) for each in node.computation.inputs}
         computed: dict[Node, Readable] = {}
-        for node in reversed(self._formulas):
+        for node in reversed(formulas):
             if node in needed:
-                bounds = zip(needed[node].starts, needed[node].stops, strict=True)
-                results = [(low, _result(node, low, high, computed, self._views)) for low, high in bounds]
-                computed[node] = _Computed(results)
+                computed[node] = _Computed(
+                    [(box[0], _result(node, box, computed, self._views)) for box in needed[node]]
+                )
                 for upstream in node.computation.inputs:
                     # Release pixels after their last reader.
                     if last[upstream.node] is node:
                         computed.pop(upstream.node, None)
-        computed[self._node].read(start[0].tolist(), out)
+        computed[self._node].read(start, out)
 
-    def _middle(self, start: IntArray, out: torch.Tensor) -> tuple[int, int] | None:
+    def _middle(self, start: Sequence[int], out: torch.Tensor) -> tuple[int, int] | None:
         """Return where to cut a region in two at a border of units: the dimension, and pixels before the cut."""
         sides = self._node.grid.window.size
         for d in sorted(range(out.ndim), key=lambda d: -out.shape[d] // sides[d]):
-            low = int(start[d])
-            middle = (low + out.shape[d] // 2 + sides[d] - 1) // sides[d] * sides[d] - low
+            middle = (start[d] + out.shape[d] // 2 + sides[d] - 1) // sides[d] * sides[d] - start[d]
             if 0 < middle < out.shape[d]:
                 return d, middle
         return None
+
+
+def _nbytes_of(node: Node, boxes: Sequence[Box]) -> int:
+    pixels: int = sum([math.prod(map(operator.sub, stop, start)) for start, stop in boxes])
+    return pixels * node.spec.dtype.itemsize
 
 
 _MOST_BYTES = 2**26
@@ -150,41 +154,40 @@ _MOST_BYTES = 2**26
 class _Computed(NamedTuple):
     """Computed boxes of a formula: for each, the first pixel and the pixels."""
 
-    boxes: list[tuple[IntArray, torch.Tensor]]
+    boxes: list[tuple[list[int], torch.Tensor]]
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on."""
         for first, pixels in self.boxes:
-            begin = (np.array(start) - first).tolist()
+            begin = list(map(operator.sub, start, first))
             if all(a >= 0 and a + n <= m for a, n, m in zip(begin, out.shape, pixels.shape, strict=True)):
                 out.copy_(pixels[tuple([slice(a, a + n) for a, n in zip(begin, out.shape, strict=True)])])
                 return
         raise AssertionError
 
 
-def _result(
-    node: Node, start: IntArray, stop: IntArray, computed: Mapping[Node, Readable], views: Views
-) -> torch.Tensor:
+def _result(node: Node, box: Box, computed: Mapping[Node, Readable], views: Views) -> torch.Tensor:
     """Compute a box of a formula from its args."""
     computation, units = node.computation, node.computation.formula
     if units is None:
         raise _NotLocalError
-    low, high = units.grid.boxes(start[None], stop[None])
-    begin, size = _extent(low, high, units.grid.window.size)
+    (start, stop), sides = box, units.grid.window.size
+    low, high = units.grid.box(start, stop)
+    begin = list(map(operator.mul, low, sides))
+    size = [(b - a) * side for a, b, side in zip(low, high, sides, strict=True)]
     regions = []
     for upstream in units.inputs:
         first, end = region_under(upstream, low, high)
         source = computed.get(upstream.node) or views.of(upstream.node)
-        regions.append(region_of(upstream, source, first[0].tolist(), (end - first)[0].tolist()))
+        regions.append(region_of(upstream, source, first, list(map(operator.sub, end, first))))
     try:
         found = _called(node, units, begin, size, regions)
     except Exception as error:
         if not isinstance(error, _NotLocalError):
-            pixels = ", ".join(f"{a}:{b}" for a, b in zip(start.tolist(), stop.tolist(), strict=True))
+            pixels = ", ".join(f"{a}:{b}" for a, b in zip(start, stop, strict=True))
             error.add_note(f"while computing pixels [{pixels}] of {named(computation)}")
         raise
-    inside = tuple([slice(a - b, c - b) for a, b, c in zip(start.tolist(), begin, stop.tolist(), strict=True)])
-    return found[inside]
+    return found[tuple([slice(a - b, c - b) for a, b, c in zip(start, begin, stop, strict=True)])]
 
 
 def _called(
@@ -265,9 +268,3 @@ _PART = 32
 """Longest side of the part computed twice, in pixels."""
 _AROUND = 8
 """Units to add on each side of a small region."""
-
-
-def _extent(low: IntArray, high: IntArray, sides: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the first pixel and the size of a box of units."""
-    side = np.array(sides, dtype=np.int64)
-    return (low[0] * side).tolist(), ((high - low)[0] * side).tolist()

@@ -7,6 +7,7 @@ borders of the first and the last pixel, "reflect" at their centres. "constant" 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -72,6 +73,13 @@ class ArgReads:
                 boxes.append(box)
             numbers, starts, stops = (np.concatenate(bounds) for bounds in zip(*boxes, strict=True))
         return numbers, starts, stops
+
+    def boxes(self, start: list[int], stop: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Return the boxes of pixels read for one box that may reach into the padding; see `inside`."""
+        if not self.padded or not self.leaves(start, list(map(operator.sub, stop, start))):
+            return [(start, stop)]
+        _, starts, stops = self.inside(np.empty(0, np.int64), np.array([start]), np.array([stop]))
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
     def leaves(self, start: Sequence[int], size: Sequence[int]) -> bool:
         """Whether a box of `size` pixels starting at pixel `start` reaches into the padding."""
