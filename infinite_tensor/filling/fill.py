@@ -259,10 +259,12 @@ def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
 
 
 def _kept_by(store: TileStore, max_memory: int | None) -> int:
-    limit = contents_of(store).cache_limit
-    if max_memory is None:
-        return _CACHE_BYTES if limit is None else limit
-    share = min(_CACHE_BYTES, max_memory // _CACHE_SHARE)
+    contents = contents_of(store)
+    limit = contents.cache_limit
+    if max_memory is None and limit is not None and contents.outlives_process:
+        return limit
+    # Windows in memory are soon computed again.
+    share = _CACHE_BYTES if max_memory is None else min(_CACHE_BYTES, max_memory // _CACHE_SHARE)
     return share if limit is None else min(share, limit)
 
 
