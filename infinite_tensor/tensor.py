@@ -23,7 +23,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import Region, parse
 from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
-from infinite_tensor.support.functions import Unmovable
+from infinite_tensor.support.functions import Formula, Unmovable
 from infinite_tensor.support.given import (
     array_advice,
     checked_device,
@@ -36,6 +36,7 @@ from infinite_tensor.support.given import (
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.inventory import TileState
+from infinite_tensor.tilestore.memory.map_cache import forget_after, map_cache
 from infinite_tensor.tilestore.messages import mismatch, warn_of_seams, warn_of_uncovered
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.blend import check_blend
@@ -185,10 +186,14 @@ class InfiniteTensor(Fillable):
         batching = Batching.of(batch_size)
         shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
         spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge, dims, reduce))
-        (stored,) = _in_store([spec], tile_store, shared, args, named=tensor_id is not None)
+        is_cached = isinstance(f, Formula) and tile_store is None and tensor_id is None
+        store = map_cache() if is_cached else tile_store
+        (stored,) = _in_store([spec], store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
         _check_dims(spec, node)
         self._bind(node, args)
+        if is_cached:
+            forget_after(self, self.tensor_id)
 
     def _bind(self, node: Node, args: tuple[InfiniteTensor, ...]) -> None:
         self._args: tuple[InfiniteTensor, ...] = args

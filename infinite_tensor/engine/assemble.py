@@ -223,7 +223,10 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
             if not views.moved:
                 raise
         for node, (_, _, own) in zip(nodes, requests, strict=True):
-            _warn_of_waste(node, sum([out.numel() for _, out in own]), views.reader.work)
+            # A pixel has all channels, and whatever else is not cut into windows.
+            moving = node.spec.grid.moving
+            pixels = sum([math.prod([out.shape[d] for d in moving]) for _, out in own])
+            _warn_of_waste(node, pixels, views.reader.work)
         return not views.moved
 
 

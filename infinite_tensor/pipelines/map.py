@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import FunctionChangedWarning, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.networks import CallingNetworks, Company
@@ -23,7 +22,6 @@ from infinite_tensor.support.functions import Formula
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.tilestore.memory.map_cache import forget_after, map_cache
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.code import innermost
 from infinite_tensor.values.fingerprint import STAMP
@@ -168,11 +166,7 @@ def map_windows(
     )
     if tensor_id is None and stored:
         tensor_id = _derived_id(fn, make())
-    if store is not None or tensor_id is not None:
-        return make(tile_store=store, tensor_id=tensor_id)
-    made = make(tile_store=map_cache())
-    forget_after(node_of(made).computation, made.tensor_id)
-    return made
+    return make(tile_store=store, tensor_id=tensor_id)
 
 
 def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:

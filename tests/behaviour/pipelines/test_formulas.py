@@ -28,8 +28,8 @@ class Whole(NamedTuple):
 
 def box_sum(x: torch.Tensor, halo: int) -> torch.Tensor:
     n = 2 * halo + 1
-    rows = sum(x[i : x.shape[0] - n + 1 + i] * (i + 1) for i in range(n))
-    return torch.as_tensor(sum(rows[:, i : x.shape[1] - n + 1 + i] * (i + 2) for i in range(n))) % 1009
+    rows = torch.stack([x[i : x.shape[0] - n + 1 + i] * (i + 1) for i in range(n)]).sum(0)
+    return torch.stack([rows[:, i : x.shape[1] - n + 1 + i] * (i + 2) for i in range(n)]).sum(0) % 1009
 
 
 def padded(source: Whole, halo: int, mode: str) -> np.ndarray[Any, Any]:

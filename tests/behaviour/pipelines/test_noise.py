@@ -230,10 +230,12 @@ def test_a_value_depends_on_its_coordinate_alone(shapes: list[Any], data: st.Dat
 
 def in_windows(t: InfiniteTensor, region: Any) -> torch.Tensor:
     """A region as it is put together of windows, which a store takes."""
+    assert t.f is not None
     kept = InfiniteTensor(
         t.shape, t.f, t.output_window, dtype=t.dtype, edge="clip", batch_size=4, tile_store=ZarrTileStore(MemoryStore())
     )
-    return kept[region]
+    pixels: torch.Tensor = kept[region]
+    return pixels
 
 
 FORMS = {

@@ -774,7 +774,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_overwritten(wrong: dict
     [
         ({"pyramid": "medain"}, "must be one of 'mean'.* got 'medain'"),
         ({"pyramid": "mode", "reduce": {"a": "softmax", "b": torch.exp}}, "float32 cannot be coarsened by 'mode'"),
-        ({"pyramid": "mean", "max_memory": "85 MiB"}, "must be at least 89 MiB"),
+        ({"pyramid": "mean", "max_memory": "74 MiB"}, "must be at least 78 MiB"),
         ({"client": True}, "workers of a cluster cannot store tensor 'prediction'"),
     ],
     ids=["unknown method", "method of other dtypes", "memory with levels", "cluster"],
