@@ -94,7 +94,7 @@ def pyramid(
                 'To use the levels in a later run, call t.coarsen(2, store=..., tensor_id="half").pyramid()'
             )
         store = tensor.tile_store
-    coarser = tensor._sources if sources is None else _sources(tensor, sources)  # noqa: SLF001  (remembered here)
+    coarser = tensor._sources if sources is None else _sources(tensor, sources)  # noqa: SLF001
     fitting = {tuple([factor**k for factor in factors]) for k in range(1, 64)}
     if others := [given for given in coarser if given not in fitting]:
         raise ValidationError(
@@ -278,10 +278,11 @@ def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
 
     `below` lists the tensor and the finer levels.
     """
-    tensor = below[0]
-    scale = tuple([n ** len(below) for n in _factors(tensor, 2)])
+    tensor, arg = below[0], below[-1]
+    if sources := tensor._sources:  # noqa: SLF001  (remembered by `pyramid`)
+        arg = sources.get(tuple([n ** len(below) for n in _factors(tensor, 2)]), arg)
     # Another process knows a source only if the store has it.
-    for args in ([tensor._sources.get(scale, below[-1])], None):  # noqa: SLF001
+    for args in ([arg], None):
         with suppress(StoreError, ValidationError):
             level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=args)
             if isinstance(level.f, Coarsening):

@@ -622,7 +622,7 @@ def test_another_device_is_where_what_is_read_is_moved_to() -> None:
 def test_a_read_after_a_change_of_an_array_in_memory_gives_the_new_values() -> None:
     array = np.zeros((4, 4))
     source = from_array(array, dims=("y", "x"))
-    before, computed = source[0:2, :], source.map(torch.clone)
+    before, computed = source[0:2, :], source.map(torch.clone, window=4)
     computed[...]
     array[:] = 1
     assert [float(each.max()) for each in (before, source[0:2, :], computed[...])] == [0, 1, 0]
