@@ -18,6 +18,7 @@ from infinite_tensor.engine.chain import Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.formulas import formulas_of, nbytes_per_pixel, spread
 from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.loop import Loop, Regions, run_steps
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
@@ -93,7 +94,9 @@ def _largest_unit(node: Node) -> int:
 
 
 def read_together(
-    requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None = None
+    requests: Sequence[tuple[Node, Sequence[Selection]]],
+    workers: int | None = None,
+    work: dict[Node, int] | None = None,
 ) -> list[list[torch.Tensor]]:
     """Read selections of several tensors with one plan.
 
@@ -103,7 +106,7 @@ def read_together(
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be used outside of it.
         with torch.inference_mode(mode=False):
-            return read_together(requests, workers)
+            return read_together(requests, workers, work)
     while True:
         for contents in {node.contents: None for node, _ in requests if node.contents.flush_requested}:
             with store_call(contents):
@@ -112,15 +115,15 @@ def read_together(
         absent = [each for each in found if not _written(each, workers)]
         if absent:
             with store_call(*[node.contents for node, _, _ in absent], CLAIMS):
-                if not _compute(absent, workers):
+                if not _compute(absent, workers, work):
                     continue
         return [[selection.pick(out) for selection, out in parts] for parts in read]
 
 
-def _read_anew(node: Node, start: Sequence[int], out: torch.Tensor) -> None:
+def _read_anew(node: Node, start: Sequence[int], out: torch.Tensor, work: dict[Node, int]) -> None:
     stop = [a + n for a, n in zip(start, out.shape, strict=True)]
     selection = Selection(tuple(start), tuple(stop), (1,) * len(stop), ())
-    out.copy_(read_together([(node, [selection])])[0][0])
+    out.copy_(read_together([(node, [selection])], work=work)[0][0])
 
 
 Views.read_anew = staticmethod(_read_anew)
@@ -199,14 +202,15 @@ def _written(request: _Request, workers: int | None) -> bool:
     return True
 
 
-def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
-    """Compute and read the requests.
+def _compute(requests: Sequence[_Request], workers: int | None, work: dict[Node, int] | None) -> bool:
+    """Compute and read the requests. Add to `work`, if it is given, what is computed; see `Reader`.
 
     Return False if a tensor was moved to another dtype or device meanwhile. Then everything must be read again.
     """
     nodes = resolved([node for node, _, _ in requests])
     with Views(CLAIMS.reader(workers)) as views:
-        for node, (given, spec, _) in zip(nodes, requests, strict=True):
+        for node, (given, spec, own) in zip(nodes, requests, strict=True):
+            settle(node, (list(own[0][0].start), list(own[0][0].stop)), views)
             views.of(node)
             if given.tensor.spec is not spec:
                 return False
@@ -222,11 +226,15 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
         except Exception:
             if not views.moved:
                 raise
-        for node, (_, _, own) in zip(nodes, requests, strict=True):
-            # A pixel has all channels, and whatever else is not cut into windows.
-            moving = node.spec.grid.moving
-            pixels = sum([math.prod([out.shape[d] for d in moving]) for _, out in own])
-            _warn_of_waste(node, pixels, views.reader.work)
+        if work is None:
+            for node, (_, _, own) in zip(nodes, requests, strict=True):
+                # A pixel has all channels, and whatever else is not cut into windows.
+                moving = node.spec.grid.moving
+                pixels = sum([math.prod([out.shape[d] for d in moving]) for _, out in own])
+                _warn_of_waste(node, pixels, views.reader.work)
+        else:
+            for node, count in views.reader.work.items():
+                work[node] = work.get(node, 0) + count
         return not views.moved
 
 
@@ -322,6 +330,18 @@ def stream(node: Node, selections: Iterable[Selection], workers: int | None = No
 
     Yield the complete results after each batch.
     """
+    if node.computation.formula is not None:
+        # Nothing is kept between two reads of a formula.
+        batch: list[Selection] = []
+        for selection in selections:
+            batch.append(selection)
+            nbytes = sum([math.prod(each.size) for each in batch]) * node.spec.dtype.itemsize
+            if len(batch) == _MOST_WAITING or nbytes >= _BLOCK_BYTES:
+                yield read_together([(node, batch)], workers)[0]
+                batch = []
+        if batch:
+            yield read_together([(node, batch)], workers)[0]
+        return
     streamed = _Stream(node, workers)
     try:
         for selection in selections:

@@ -17,7 +17,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_edge, coordinates_of, followed
-from infinite_tensor.support.forks import Lock, cached_property
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
@@ -101,6 +101,8 @@ class Computation:
         `f`, if it can write regions of its tensor without windows.
     copied : bool
         Whether pixels are only copied from memory, so that no window is ever computed.
+    settled : bool
+        Whether it is known which formulas from this one up are local; see `infinite_tensor.engine.locality`.
     warned : bool
         Whether a warning has said that reads compute far more than is read.
     function, code
@@ -119,7 +121,7 @@ class Computation:
         tensor = self.tensors[0]
         is_formula = isinstance(self.f, Formula) and self.f.is_formula and not tensor.contents.outlives_process
         self.formula = _units(tensor.spec.grid, self.args) if is_formula else None
-        self.warned = False
+        self.settled = self.warned = False
         self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
         self.copied: bool = self.writer is not None and self.writer.copies and not tensor.contents.outlives_process
         self.function: Any = None if self.f is None else innermost(self.f)
@@ -217,8 +219,6 @@ class Units:
         The units.
     inputs : tuple of Input
         The args, each with the window through which a unit reads it.
-    lock : lock
-        Held during the first call of ``f``, and the check whether its results are local.
     nbytes_per_pixel : float
         The memory for computing one of many pixels; 0 if not known yet.
     """
@@ -227,7 +227,6 @@ class Units:
     inputs: tuple[Input, ...]
 
     def __post_init__(self) -> None:
-        self.lock = Lock()
         self.nbytes_per_pixel = 0.0
 
 

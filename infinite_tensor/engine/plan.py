@@ -15,6 +15,7 @@ import numpy.typing as npt
 from infinite_tensor.engine.chain import Computation, Input, Node, consumers_first
 from infinite_tensor.engine.formulas import reads_of, united
 from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, IntArray, as_tuples, joined
@@ -144,8 +145,10 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
         sources = []
         for at, upstream in enumerate(computation.inputs):
             begin = arg_starts(computation, at, upstream, windows)
-            sources.append((views.of(upstream.node), begin))
             starts, stops = upstream.reads.regions(begin)
+            if len(starts):
+                settle(upstream.node, (starts[0].tolist(), stops[0].tolist()), views)
+            sources.append((views.of(upstream.node), begin))
             # Each region is read alone, also if it is one of a formula.
             numbers = np.arange(count, count + len(starts))
             reads.setdefault(upstream.node, []).append(NumberedRegions(numbers, starts, stops))

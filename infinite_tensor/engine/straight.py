@@ -15,17 +15,14 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine.args import Readable, region_of
-from infinite_tensor.engine.chain import Node, Units, watching_first_calls
+from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, region_under
 from infinite_tensor.engine.returned import Check, named
 from infinite_tensor.geometry.points import Index, IntArray
-from infinite_tensor.geometry.window import followed
 from infinite_tensor.support.allocation import IN_PARTS, Array, as_tensor, new_block
 from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.tilestore.contents import Access
-from infinite_tensor.tilestore.messages import warn_of_windows
-from infinite_tensor.values.checks import differ
 
 if TYPE_CHECKING:
     from infinite_tensor.engine.reads import Views
@@ -99,16 +96,17 @@ class FormulaAccess(StraightAccess):
         self._stored = stored
         self._views = views
 
+    def whole(self, tiles: Sequence[Index]) -> list[Index]:
+        """Return all tiles if no window of any arg can be missing, otherwise none."""
+        _, ends = formulas_of([self._node])
+        known = all(isinstance(self._views.of(node), StraightAccess) for node in ends)
+        return list(tiles) if known else []
+
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on, computed from the args."""
-        try:
-            formulas, _ = formulas_of([self._node])
-            with torch.no_grad():
-                self._compute(formulas, start, out)
-        except _NotLocalError:
-            # Windows are needed now, which the read has not planned.
-            with running_f():
-                type(self._views).read_anew(self._node, start, out)
+        formulas, _ = formulas_of([self._node])
+        with torch.no_grad():
+            self._compute(formulas, start, out)
 
     def _compute(self, formulas: Sequence[Node], start: Sequence[int], out: torch.Tensor) -> None:
         needed = boxes_under(formulas, self._node, (list(start), list(map(operator.add, start, out.shape))))
@@ -119,18 +117,9 @@ class FormulaAccess(StraightAccess):
             begin = [a + middle * (k == d) for k, a in enumerate(start)]
             self._compute(formulas, begin, out.narrow(d, middle, out.shape[d] - middle))
             return
-        last = {each.node: node for node in reversed(formulas) for each in node.computation.inputs}
-        computed: dict[Node, Readable] = {}
-        for node in reversed(formulas):
-            if node in needed:
-                computed[node] = _Computed(
-                    [(box[0], _result(node, box, computed, self._views)) for box in needed[node]]
-                )
-                for upstream in node.computation.inputs:
-                    # Release pixels after their last reader.
-                    if last[upstream.node] is node:
-                        computed.pop(upstream.node, None)
-        computed[self._node].read(start, out)
+        alive: dict[Node, Computed] = {}
+        compute(formulas, needed, self._views.of, alive)
+        alive[self._node].read(start, out)
 
     def _middle(self, start: Sequence[int], out: torch.Tensor) -> tuple[int, int] | None:
         """Return where to cut a region in two at a border of units: the dimension, and pixels before the cut."""
@@ -151,120 +140,80 @@ _MOST_BYTES = 2**26
 """Larger regions are computed in parts."""
 
 
-class _Computed(NamedTuple):
+class Computed(NamedTuple):
     """Computed boxes of a formula: for each, the first pixel and the pixels."""
 
     boxes: list[tuple[list[int], torch.Tensor]]
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on."""
+        out.copy_(self.part(start, out.shape))
+
+    def part(self, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+        """Return a view of `size` pixels from `start` on, which must lie in one of the boxes."""
         for first, pixels in self.boxes:
             begin = list(map(operator.sub, start, first))
-            if all(a >= 0 and a + n <= m for a, n, m in zip(begin, out.shape, pixels.shape, strict=True)):
-                out.copy_(pixels[tuple([slice(a, a + n) for a, n in zip(begin, out.shape, strict=True)])])
-                return
+            if all(a >= 0 and a + n <= m for a, n, m in zip(begin, size, pixels.shape, strict=True)):
+                return pixels[tuple([slice(a, a + n) for a, n in zip(begin, size, strict=True)])]
         raise AssertionError
 
 
-def _result(node: Node, box: Box, computed: Mapping[Node, Readable], views: Views) -> torch.Tensor:
-    """Compute a box of a formula from its args."""
-    computation, units = node.computation, node.computation.formula
-    if units is None:
-        raise _NotLocalError
-    (start, stop), sides = box, units.grid.window.size
-    low, high = units.grid.box(start, stop)
+def compute(
+    formulas: Sequence[Node],
+    needed: Mapping[Node, Sequence[Box]],
+    source_of: Callable[[Node], Readable],
+    alive: dict[Node, Computed],
+    *,
+    keep: bool = False,
+) -> None:
+    """Compute the `needed` boxes of formulas, args first, and add them to `alive`.
+
+    Other args are read from ``source_of(node)``. Pixels are released after their last reader, unless `keep`.
+    """
+    last = {each.node: node for node in reversed(formulas) for each in node.computation.inputs}
+    for node in reversed(formulas):
+        found = Computed([])
+        for box in needed.get(node, ()):
+            regions = _regions(node, box, alive, source_of)
+            if len(found.boxes) == len(needed[node]) - 1 and not keep:
+                for upstream in node.computation.inputs:
+                    if last[upstream.node] is node:
+                        alive.pop(upstream.node, None)
+            for other, result in [*alive.items(), (node, found)]:
+                # A function may return the same memory in each call.
+                if other.computation.function is node.computation.function:
+                    result.boxes[:] = [(first, pixels.clone()) for first, pixels in result.boxes]
+            found.boxes.append((box[0], _result(node, box, regions)))
+        if found.boxes:
+            alive[node] = found
+
+
+def _regions(
+    node: Node, box: Box, alive: Mapping[Node, Computed], source_of: Callable[[Node], Readable]
+) -> list[torch.Tensor]:
+    """Read the regions of the args for a box of a formula."""
+    low, high = node.grid.box(*box)
+    regions = []
+    for upstream in node.computation.inputs:
+        first, end = region_under(upstream, low, high)
+        source = alive.get(upstream.node) or source_of(upstream.node)
+        regions.append(region_of(upstream, source, first, list(map(operator.sub, end, first))))
+    return regions
+
+
+def _result(node: Node, box: Box, regions: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Compute a box of a formula from regions of its args."""
+    f, (start, stop), sides = node.computation.f, box, node.grid.window.size
+    assert isinstance(f, Formula)
+    low, high = node.grid.box(start, stop)
     begin = list(map(operator.mul, low, sides))
     size = [(b - a) * side for a, b, side in zip(low, high, sides, strict=True)]
-    regions = []
-    for upstream in units.inputs:
-        first, end = region_under(upstream, low, high)
-        source = computed.get(upstream.node) or views.of(upstream.node)
-        regions.append(region_of(upstream, source, first, list(map(operator.sub, end, first))))
     try:
-        found = _called(node, units, begin, size, regions)
+        with running_f():
+            output = f.over(begin, size, *regions)
+        found = as_tensor(Check(node.spec, size).array_of(output))
     except Exception as error:
-        if not isinstance(error, _NotLocalError):
-            pixels = ", ".join(f"{a}:{b}" for a, b in zip(start, stop, strict=True))
-            error.add_note(f"while computing pixels [{pixels}] of {named(computation)}")
+        pixels = ", ".join(f"{a}:{b}" for a, b in zip(start, stop, strict=True))
+        error.add_note(f"while computing pixels [{pixels}] of {named(node.computation)}")
         raise
     return found[tuple([slice(a - b, c - b) for a, b, c in zip(start, begin, stop, strict=True)])]
-
-
-def _called(
-    node: Node, units: Units, start: Sequence[int], size: Sequence[int], regions: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    f = node.computation.f
-    assert isinstance(f, Formula)
-
-    def call(size: Sequence[int], regions: Sequence[torch.Tensor]) -> torch.Tensor:
-        with running_f():
-            output = f.over(start, size, *regions)
-        return as_tensor(Check(node.spec, size).array_of(output))
-
-    if f.is_local:
-        return call(size, regions)
-    with units.lock, watching_first_calls(node.computation):
-        found = call(size, regions)
-        if not f.is_formula:
-            raise _NotLocalError
-        if not f.is_local:
-            f.is_local = _is_local(units, size, regions, found, call)
-            f.is_formula = f.is_local
-    if f.is_local:
-        return found
-    node.computation.formula = None
-    warn_of_windows(named(node.computation), node.spec.grid.window.size)
-    raise _NotLocalError
-
-
-class _NotLocalError(Exception):
-    """A formula turned out to need windows."""
-
-
-def _is_local(
-    units: Units,
-    size: Sequence[int],
-    regions: Sequence[torch.Tensor],
-    found: torch.Tensor,
-    call: Callable[[Sequence[int], Sequence[torch.Tensor]], torch.Tensor],
-) -> bool:
-    """Whether a part of `found` stays the same if computed with less around it, or with more if it is small."""
-    sides = units.grid.window.size
-    moving = {k for upstream in units.inputs for k in followed(upstream.window)}
-    counts = [n // side for n, side in zip(size, sides, strict=True)]
-    small = all(k not in moving or n * side <= _PART for k, (n, side) in enumerate(zip(counts, sides, strict=True)))
-    parts = []
-    for d, (count, side) in enumerate(zip(counts, sides, strict=True)):
-        if d not in moving:
-            parts.append((0, count))
-        elif small:
-            parts.append((-_AROUND, count + _AROUND))
-        else:
-            kept = min(count, max(1, _PART // side))
-            parts.append(((count - kept) // 2, (count - kept) // 2 + kept))
-    others = []
-    for upstream, region in zip(units.inputs, regions, strict=True):
-        other = region
-        for d, k in enumerate(followed(upstream.window)):
-            if k is not None:
-                (first, last), stride = parts[k], upstream.window.stride[d]
-                length = upstream.window.size[d] + (last - 1 - first) * stride
-                index = torch.arange(length, device=region.device) + first * stride
-                other = other.index_select(d, index.clamp(0, region.shape[d] - 1))
-        others.append(other)
-    try:
-        other = call([(b - a) * side for (a, b), side in zip(parts, sides, strict=True)], others)
-    except Exception:  # noqa: BLE001  (a user's function that takes regions of one size)
-        return False
-    both = [
-        (slice(max(a, 0) * side, min(b, n) * side), slice(max(-a, 0) * side, (min(b, n) - a) * side))
-        for (a, b), n, side in zip(parts, counts, sides, strict=True)
-    ]
-    here, there = zip(*both, strict=True)
-    return not differ(found[here], other[there])
-
-
-_PART = 32
-"""Longest side of the part computed twice, in pixels."""
-_AROUND = 8
-"""Units to add on each side of a small region."""

@@ -18,6 +18,7 @@ from infinite_tensor.engine.chain import Computation, Node, NodeHolder, chain_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.formulas import formulas_of, spread
 from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.loop import run_steps
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import ValidationError
@@ -410,6 +411,8 @@ def _fill(
     sizes, stores = _sizes(rest) if rest else [], [node.contents for node in rest]
     tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
     with store_call(*stores, CLAIMS), Views(CLAIMS.reader(workers, tally.count), taken) as views:
+        for node, regions in rest.items():
+            settle(node, (regions.starts[0].tolist(), regions.stops[0].tolist()), views)
         run_steps(rest, steps, views, lambda number: tally.pass_parts(sizes[number]))
 
 

@@ -13,7 +13,7 @@ from infinite_tensor.engine.chain import Node, nodes_alive
 from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid
 from infinite_tensor.geometry.window_sets import (
     FARTHEST,
     BoxUnion,
@@ -98,10 +98,30 @@ _NO_END = FARTHEST // 2
 
 
 class _Tensor(NamedTuple):
-    """A tensor in a store, with or without an object in this process."""
+    """A tensor in a store, with or without an object in this process.
+
+    Attributes
+    ----------
+    store : Contents
+        The store.
+    spec : TensorSpec
+        The tensor.
+    units : WindowGrid or None
+        The units of a formula, which stores nothing.
+    """
 
     store: Contents
     spec: TensorSpec
+    units: WindowGrid | None = None
+
+    @property
+    def grid(self) -> WindowGrid:
+        """The windows in which the tensor is computed."""
+        return self.units or self.spec.grid
+
+    def drop(self, windows: BoxUnion) -> Dropped:
+        """Drop windows from the store."""
+        return self.store.drop(self.spec, windows) if self.units is None else Dropped()
 
 
 _Wrong: TypeAlias = list[tuple[_Tensor, BoxUnion]]
@@ -158,12 +178,12 @@ def _drop_in(
 def _drop(wrong: _Wrong) -> Invalidation:
     for tensor, _ in wrong:
         tensor.store.check_droppable(tensor.spec.tensor_id)
-    told = [_told(tensor, windows, tensor.store.drop(tensor.spec, windows)) for tensor, windows in reversed(wrong)]
+    told = [_told(tensor, windows, tensor.drop(windows)) for tensor, windows in reversed(wrong)]
     return Invalidation(tuple(reversed(told)))
 
 
 def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalidation:
-    start, stop = pixels_of(tensor.spec.grid, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
+    start, stop = pixels_of(tensor.grid, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
     return TensorInvalidation(
         tensor.spec.tensor_id,
         str(tensor.store),
@@ -181,9 +201,9 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
     family = _Family()
     wrong: dict[_Key, BoxUnion] = {}
     for node, selection in requests:
-        grid = node.spec.grid
-        begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
         root = family.enter(node.contents, node.spec)
+        grid = family.tensors[root].grid
+        begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
         _join(wrong, root, begun)
         # Each call of f has computed windows for all outputs.
         for key in family.beside(root) if dependants else ():
@@ -194,9 +214,9 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
     for key in order:
         if key not in wrong:
             continue
-        pixels = pixels_of(family.tensors[key].spec.grid, wrong[key])
+        pixels = pixels_of(family.tensors[key].grid, wrong[key])
         for reader, reads in family.readers(key):
-            read = reads.readers(pixels, family.tensors[reader].spec.grid)
+            read = reads.readers(pixels, family.tensors[reader].grid)
             if read:
                 _join(wrong, reader, read)
     return [(family.tensors[key], wrong[key]) for key in order if key in wrong]
@@ -222,15 +242,19 @@ class _Family:
         self._readers: defaultdict[_Key, dict[tuple[_Key, TensorWindow, _Padding], None]] = defaultdict(dict)
         self._searched: set[int] = set()
         for node in nodes_alive():
-            reader = self.enter(node.contents, node.spec)
+            reader = self._enter(node)
             for upstream in node.computation.inputs:
-                key = self.enter(upstream.node.contents, upstream.node.spec)
+                key = self._enter(upstream.node)
                 self._readers[key][reader, upstream.window, upstream.padding] = None
 
-    def enter(self, store: Contents, spec: TensorSpec) -> _Key:
+    def _enter(self, node: Node) -> _Key:
+        formula = node.computation.formula
+        return self.enter(node.contents, node.spec, None if formula is None else formula.grid)
+
+    def enter(self, store: Contents, spec: TensorSpec, units: WindowGrid | None = None) -> _Key:
         """Add a tensor, and return its key."""
         key = id(store), spec.tensor_id, spec.definition.digest
-        self.tensors.setdefault(key, _Tensor(store, spec))
+        self.tensors.setdefault(key, _Tensor(store, spec, units))
         return key
 
     def beside(self, key: _Key) -> list[_Key]:

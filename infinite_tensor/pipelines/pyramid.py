@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import os
@@ -94,13 +95,7 @@ def pyramid(
                 'To use the levels in a later run, call t.coarsen(2, store=..., tensor_id="half").pyramid()'
             )
         store = tensor.tile_store
-    coarser = tensor._sources if sources is None else _sources(tensor, sources)  # noqa: SLF001
-    fitting = {tuple([factor**k for factor in factors]) for k in range(1, 64)}
-    if others := [given for given in coarser if given not in fitting]:
-        raise ValidationError(
-            f"sources of a pyramid must be coarser by 2, 4, 8 and so on in each dimension that levels halve, got "
-            f"{others[0]}"
-        )
+    coarser = _sources_of_levels(tensor, factors, sources, store)
     found, scale = [tensor], (1,) * tensor.ndim
     for k in range(1, number + 1):
         name = f"{tensor.tensor_id}/level-{k}"
@@ -360,6 +355,32 @@ def _sources(tensor: InfiniteTensor, given: object) -> dict[tuple[int, ...], Inf
             )
         found[scale] = source
     return found
+
+
+def _sources_of_levels(
+    tensor: InfiniteTensor, factors: Sequence[int], given: object, store: object
+) -> Mapping[tuple[int, ...], InfiniteTensor]:
+    """Return the sources `given` for a pyramid, or those known from an earlier one."""
+    if given is None:
+        return tensor._sources or (_stored_sources(tensor) if store is tensor.tile_store else {})  # noqa: SLF001
+    fitting = {tuple([factor**k for factor in factors]) for k in range(1, 64)}
+    found = _sources(tensor, given)
+    if others := [scale for scale in found if scale not in fitting]:
+        raise ValidationError(
+            f"sources of a pyramid must be coarser by 2, 4, 8 and so on in each dimension that levels halve, got "
+            f"{others[0]}"
+        )
+    return found
+
+
+def _stored_sources(tensor: InfiniteTensor) -> dict[tuple[int, ...], InfiniteTensor]:
+    """Return the coarser tensors from which the stored levels of `tensor` are computed."""
+    levels = [tensor, *stored_levels(tensor)]
+    return {
+        cast("Coarsening", level.f).scale: level.args[0]
+        for below, level in itertools.pairwise(levels)
+        if level.args[0].tensor_id != below.tensor_id
+    }
 
 
 def _divides(given: Sequence[int], scale: Sequence[int]) -> bool:

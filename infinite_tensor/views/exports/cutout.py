@@ -16,6 +16,7 @@ import torch
 from infinite_tensor.engine.chain import keeping_little, node_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.loop import run_steps
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
@@ -239,6 +240,7 @@ def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions
     with store_call(node.contents, CLAIMS):
         node.contents.flush_if_requested()
         with Views(CLAIMS.reader(workers)) as views:
+            settle(node, (boxes.starts[0].tolist(), boxes.stops[0].tolist()), views)
 
             def ready(number: int) -> None:
                 start, stop = boxes.starts[number].tolist(), boxes.stops[number].tolist()

@@ -537,6 +537,8 @@ class TestSources:
                 levels = stored_levels(store.open("fine"))
                 assert len(levels) == number
                 assert torch.equal(store.open("fine/level-2")[0:9, 0:9], read)
+                if name is not None:
+                    assert torch.equal(store.open("fine").pyramid(2)[1][0:9, 0:9], read)
 
     def test_ends_count_as_if_the_level_came_from_the_tensor(self) -> None:
         pixels = drawn((37, 22), torch.int16, 1)

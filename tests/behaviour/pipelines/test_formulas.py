@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import avg_pool2d
 
-from infinite_tensor import InfiniteTensor, map_windows, noise
+from infinite_tensor import InfiniteTensor, map_cache, map_windows, noise, sl
 
 MODES = ("edge", "reflect", "symmetric", "wrap", "constant")
 REACH = 160
@@ -144,3 +148,85 @@ def test_chains_of_formulas_have_the_pixels_of_brute_force(data: st.DataObject) 
     for region, pixels in zip(regions, found, strict=True):
         inside = tuple([slice(s.start - a, s.stop - a) for s, a in zip(region, whole.first, strict=True)])
         np.testing.assert_array_equal(pixels.numpy(), whole.pixels[inside])
+
+
+class Counting:
+    """A mean over 9 x 9 pixels that remembers the sizes that it was called with."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, ...]] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(tuple(x.shape))
+        return avg_pool2d(x[None], 9, stride=1)[0]
+
+
+def test_a_read_computes_its_region_and_halo_after_halo_around_it() -> None:
+    steps = [Counting() for _ in range(3)]
+    world = noise((None, None), seed=1)
+    for each in steps:
+        world = world.map(each, halo=4)
+    world[0:16, 0:16]
+    for each in steps:
+        # The first calls also see whether a pixel depends on more than it says.
+        each.sizes.clear()
+    for number in (1, 2):
+        world[100 * number : 100 * number + 16, -7:13]
+        assert [each.sizes[number - 1 :] for each in steps] == [[(40, 44)], [(32, 36)], [(24, 28)]]
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean()
+
+
+def far_sighted(x: torch.Tensor) -> torch.Tensor:
+    return avg_pool2d(x[None], 9, stride=1, padding=4)[0]
+
+
+@pytest.mark.parametrize(("fn", "halo"), [(centred, 2), (torch.cumsum, 0), (far_sighted, 1)])
+@pytest.mark.parametrize("size", [1, 5, 64, 700])
+def test_a_function_that_depends_on_its_region_gets_windows_and_a_warning(fn: Any, halo: int, size: int) -> None:
+    fn = partial(fn, dim=0) if fn is torch.cumsum else fn
+    world = noise((None, None), seed=1)
+    region = slice(0, size), slice(3, 3 + size)
+    expected = world.map(fn, halo=halo, window=world.map(fn, halo=halo).output_window.size)[region]
+    for reader in (world.map(fn, halo=halo), world.map(fn, halo=halo).map(torch.clone)):
+        with pytest.warns(UserWarning, match="is computed in windows of"):
+            assert torch.equal(reader[region], expected)
+
+
+def test_a_batch_has_always_as_many_regions() -> None:
+    sizes = []
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return x * 2
+
+    numbers = noise((None, None), seed=1)
+    doubled = numbers.map(fn, batch_size=4, window=16)
+    for region in (sl[0:16, 0:16], sl[0:16, 16:48], sl[160:208, 0:32]):
+        assert torch.equal(doubled[region], numbers[region] * 2)
+    assert {*sizes} == {4}
+
+
+def test_work_that_is_mostly_waste_is_told_before_and_after() -> None:
+    world = noise((None, None), seed=1).map(torch.clone, window=512).map(torch.neg)
+    region = sl[510:514, 510:514]
+    assert world.plan(region).work > 2**16
+    with pytest.warns(UserWarning, match="has computed 1,048,576 pixels upstream"):
+        world[region]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world[5110:5114, 5110:5114]  # once
+        noise((None, None), seed=1).map(torch.clone, window=32).map(torch.neg)[30:34, 30:34]
+
+
+def test_maps_with_windows_share_a_cache_of_which_a_fill_takes_little() -> None:
+    one, other = (noise((None, None), seed=seed).map(torch.clone, window=64) for seed in (1, 2))
+    assert one.tile_store is other.tile_store is map_cache()
+    assert one.plan(sl[0:64, 0:64]).peak_memory < 2**28
+    ids = {one.tensor_id, other.tensor_id}
+    assert ids <= {*map_cache().tensor_ids()}
+    del one, other
+    gc.collect()
+    assert not ids & {*map_cache().tensor_ids()}
