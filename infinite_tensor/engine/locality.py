@@ -7,6 +7,8 @@ differs by more than rounding, the tensor is computed in windows from then on.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -27,6 +29,8 @@ _LEAST = 8
 """Shortest side of a region that is looked at without pixels around it, in units of the formula."""
 _MOST = 24
 """Longest side of a region to look at, in units."""
+_FEW = 2**14
+"""Pixels of a tensor to look at, if fewer units than `_MOST` can do that."""
 _BEFORE, _AFTER = 3, 2
 """How much larger the outer region is, in units. One is odd, for functions that take pixels in pairs."""
 _DECIDING = Lock()
@@ -39,8 +43,11 @@ def settle(top: Node, box: Box, views: Views) -> None:
     """
     while not (top.computation.settled or top.computation.formula is None):
         formulas, _ = formulas_of([top])
-        regions = _surroundings(top, box)
-        needed = [boxes_under(formulas, top, region) for region in regions]
+        # A mean over many pixels hardly depends on the region, so small regions show more.
+        for most in (_MOST, _LEAST):
+            needed = [boxes_under(formulas, top, region) for region in _surroundings(top, box, most)]
+            if all(_pixels(each) <= _FEW for boxes in needed for each in boxes.values()):
+                break
         # The pixels are read before the lock is taken, because another thread may be computing them, with an `f` that
         # reads a formula itself.
         with running_f():
@@ -109,13 +116,20 @@ def _differs(node: Node, around: Mapping[Node, Computed], within: Mapping[Node, 
     return any(differ(around[node].part(start, pixels.shape), pixels) for start, pixels in within[node].boxes)
 
 
-def _surroundings(top: Node, box: Box) -> tuple[Box, Box]:
-    """Return two regions to compute, one around the other. They lie in `box`, if it is large enough."""
+def _pixels(boxes: Sequence[Box]) -> int:
+    return sum([math.prod(map(operator.sub, stop, start)) for start, stop in boxes])
+
+
+def _surroundings(top: Node, box: Box, most: int) -> tuple[Box, Box]:
+    """Return two regions to compute, one around the other, of at most `most` units a side.
+
+    They lie in `box`, if it is large enough.
+    """
     outer: Box = ([], [])
     inner: Box = ([], [])
     moving, sides = top.spec.grid.moving, top.grid.window.size
     for d, (start, stop, extent, side) in enumerate(zip(*box, top.spec.shape, sides, strict=True)):
-        last = min(stop, start + _MOST * side)
+        last = min(stop, start + most * side)
         around = within = start, last
         if d in moving and last - start >= _LEAST * side:
             within = start + _BEFORE * side, last - _AFTER * side

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import time
 import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import avg_pool2d
 
-from infinite_tensor import InfiniteTensor, map_cache, map_windows, noise, sl
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    TensorGroup,
+    TensorWindow,
+    map_cache,
+    map_windows,
+    noise,
+    sl,
+)
 
 MODES = ("edge", "reflect", "symmetric", "wrap", "constant")
 REACH = 160
@@ -230,3 +242,102 @@ def test_maps_with_windows_share_a_cache_of_which_a_fill_takes_little() -> None:
     del one, other
     gc.collect()
     assert not ids & {*map_cache().tensor_ids()}
+
+
+def drawn(ctx: Sequence[int]) -> torch.Tensor:
+    return torch.rand(64, 64, generator=torch.Generator().manual_seed(hash(tuple(ctx)) % 2**31))
+
+
+def windows() -> InfiniteTensor:
+    return InfiniteTensor((None, None), drawn, TensorWindow((64, 64)))
+
+
+def test_what_is_invalidated_below_a_formula_is_computed_again() -> None:
+    value, calls = [1.0], [0]
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return x.abs()
+
+    below = InfiniteTensor((None, None), lambda _: torch.full((64, 64), value[0]), TensorWindow((64, 64)))
+    above = below.map(torch.neg).map(counted, window=64)
+    above[640:1280, 0:640]
+    value[0], calls[0] = 2.0, 0
+    below.invalidate(sl[640:704, 0:64])
+    assert above[640:1280, 0:640].sum() == 640**2 + 64**2
+    assert calls == [1]
+
+
+def test_whatever_reads_a_formula_computes_the_windows_below() -> None:
+    region, below = sl[10:90, -30:100], windows()
+    negative = below.map(torch.neg)
+    expected = -below[region]
+    read: dict[str, Callable[[InfiniteTensor], torch.Tensor]] = {
+        "iter_regions": lambda t: next(t.iter_regions([region]))[0],
+        "as_zarr": lambda t: torch.from_numpy(t.as_zarr(region)[:]),
+        "fill": lambda t: filled(t.map(torch.clone, store=MemoryTileStore(), tensor_id="t"), region),
+        "group": lambda t: TensorGroup({"a": t, "b": t.map(torch.neg)})[region]["a"],
+    }
+    for how in read.values():
+        assert torch.equal(how(windows().map(torch.neg)), expected)
+    assert negative.stats(region, compute=True).mean == pytest.approx(float(expected.double().mean()))
+    assert (windows().map(torch.neg).stored_only(7)[region] == 7).all()
+
+
+def filled(t: InfiniteTensor, region: Any) -> torch.Tensor:
+    t.fill(region, progress=False)
+    pixels: torch.Tensor = t.tile_store.open("t")[region]
+    return pixels
+
+
+FIRST_USES: dict[str, Callable[[InfiniteTensor], object]] = {
+    "a large read": lambda t: t[0:3000, 0:3000],
+    "several regions": lambda t: t.read([sl[0:10, 0:10], sl[1000:1010, 0:10]]),
+    "steps": lambda t: t[640:0:-100, 0:64],
+    "windows above": lambda t: t.map(torch.neg, window=64)[0:300, 0:300],
+    "a group": lambda t: TensorGroup({"a": t, "b": t.map(torch.neg)})[0:100, 0:100],
+    "levels": lambda t: t.coarsen(4)[0:100, 0:100],
+    "a fill": lambda t: t.map(torch.abs, store=MemoryTileStore()).fill(sl[0:200, 0:200], progress=False),
+    "a stream": lambda t: [*t.iter_regions([sl[0:200, 0:200]])],
+}
+
+
+@pytest.mark.parametrize("use", FIRST_USES.values(), ids=list(FIRST_USES))
+def test_the_first_use_of_a_function_that_depends_on_its_region_may_be_any(use: Callable[..., object]) -> None:
+    made = windows().map(centred)
+    with pytest.warns(UserWarning, match="is computed in windows of"):
+        use(made)
+    assert torch.equal(made[0:90, 5:77], windows().map(centred, window=made.output_window.size)[0:90, 5:77])
+
+
+def test_threads_that_use_a_function_first_get_the_same_windows() -> None:
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.001)
+        return centred(x)
+
+    for _ in range(5):
+        inner = windows().map(slow)
+        outer = inner.map(torch.neg)
+        readers = [inner, outer, outer.map(torch.abs, window=64)]
+        with warnings.catch_warnings(), ThreadPoolExecutor(6) as pool:
+            warnings.simplefilter("ignore")
+            found = [pool.submit(readers[k % 3].read, sl[k * 40 : k * 40 + 100, 0:100]) for k in range(6)]
+            results = [each.result(60) for each in found]
+        expected = windows().map(centred, window=inner.output_window.size)
+        changes: list[Callable[[torch.Tensor], torch.Tensor]] = [torch.clone, torch.neg, torch.abs]
+        for k, pixels in enumerate(results):
+            assert torch.equal(pixels, changes[k % 3](expected[k * 40 : k * 40 + 100, 0:100]))
+
+
+def test_functions_may_return_the_same_memory_change_their_input_or_want_even_sizes() -> None:
+    memory: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, 2, out=memory.setdefault(tuple(x.shape), torch.empty(x.shape)))
+
+    below = windows()
+    difference = map_windows(torch.sub, below.map(doubled), below.map(lambda x: x + 1).map(doubled))
+    torch.testing.assert_close(difference[0:9, 0:9], torch.full((9, 9), -2.0))
+    assert torch.equal(below.map(lambda x: x.sub_(1))[0:32, 0:32], below[0:32, 0:32] - 1)
+    pairs = below.map(lambda x: avg_pool2d(x[None], 2)[0].repeat_interleave(2, 0).repeat_interleave(2, 1))
+    assert torch.equal(pairs[0:63, 1:64], pairs[0:64, 0:64][:63, 1:])
