@@ -7,6 +7,7 @@ allocated before each write.
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import threading
@@ -294,8 +295,15 @@ class _Forks(threading.local):
         self._held.clear()
 
 
-_forks = _Forks()
-os.register_at_fork(before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.forget)
+@functools.cache
+def _take_part_in_forks() -> None:
+    """Flush files before forks from now on.
+
+    Call this after h5py was imported, which takes its own lock before a fork. What is registered last runs first, and a
+    thread that writes takes the lock of the file before that of h5py.
+    """
+    forks = _Forks()
+    os.register_at_fork(before=forks.begin, after_in_parent=forks.end, after_in_child=forks.forget)
 
 
 def open_file(path: Path, mode: str, owner: object) -> SharedFile:
@@ -465,6 +473,7 @@ def _create(path: Path, *, exclusive: bool) -> None:
 
 def _opened(path: Path, mode: str) -> SharedFile:
     shared = SharedFile(*opened(path, mode), writable=mode != "r")
+    _take_part_in_forks()
     _known[_identity(os.fstat(shared.h5.id.get_vfd_handle()))] = shared
     return shared
 

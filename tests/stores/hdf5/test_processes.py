@@ -142,3 +142,32 @@ with HDF5TileStore(sys.argv[1], "r") as store:
     assert store.open("t")[0:1600].sum() == 1600
 print("whole")
 """
+
+
+WRITING = """
+import os, sys, threading
+import torch
+from infinite_tensor import HDF5TileStore, noise
+
+with HDF5TileStore(sys.argv[1], tile_size=8) as store:
+    t = noise((None, None), seed=1).map(torch.neg, store=store, tensor_id="t")
+
+    def write():
+        for i in range(30):
+            t[64 * i : 64 * i + 64, 0:64]
+            store.flush()
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    while writing.is_alive():
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+"""
+
+
+def test_a_process_forks_while_another_thread_writes(tmp_path: Path) -> None:
+    # In a process of its own, where nothing has imported h5py before the store does.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", WRITING, str(tmp_path / "t.h5")]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
