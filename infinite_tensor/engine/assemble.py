@@ -120,10 +120,9 @@ def read_together(
         return [[selection.pick(out) for selection, out in parts] for parts in read]
 
 
-def _read_anew(node: Node, start: Sequence[int], out: torch.Tensor, work: dict[Node, int]) -> None:
-    stop = [a + n for a, n in zip(start, out.shape, strict=True)]
+def _read_anew(node: Node, start: Sequence[int], stop: Sequence[int], work: dict[Node, int]) -> torch.Tensor:
     selection = Selection(tuple(start), tuple(stop), (1,) * len(stop), ())
-    out.copy_(read_together([(node, [selection])], work=work)[0][0])
+    return read_together([(node, [selection])], work=work)[0][0]
 
 
 Views.read_anew = staticmethod(_read_anew)
@@ -333,12 +332,13 @@ def stream(node: Node, selections: Iterable[Selection], workers: int | None = No
     if node.computation.formula is not None:
         # Nothing is kept between two reads of a formula.
         batch: list[Selection] = []
+        nbytes = 0
         for selection in selections:
             batch.append(selection)
-            nbytes = sum([math.prod(each.size) for each in batch]) * node.spec.dtype.itemsize
+            nbytes += math.prod(selection.size) * node.spec.dtype.itemsize
             if len(batch) == _MOST_WAITING or nbytes >= _BLOCK_BYTES:
                 yield read_together([(node, batch)], workers)[0]
-                batch = []
+                batch, nbytes = [], 0
         if batch:
             yield read_together([(node, batch)], workers)[0]
         return

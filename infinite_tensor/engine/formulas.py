@@ -6,6 +6,8 @@ with windows at the ends of formulas, only the pixels under the region are neede
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -13,7 +15,6 @@ import numpy as np
 
 from infinite_tensor.engine.chain import Input, Node
 from infinite_tensor.engine.lifetimes import NumberedRegions
-from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import followed, starts_of
 
 Box: TypeAlias = tuple[list[int], list[int]]
@@ -88,7 +89,8 @@ def region_under(upstream: Input, low: Sequence[int], high: Sequence[int]) -> Bo
 
 def united(boxes: Sequence[NumberedRegions]) -> NumberedRegions:
     """Join the boxes needed by the same region where they overlap."""
-    numbers, starts, stops = (np.concatenate(parts) for parts in zip(*map(_columns, boxes), strict=True))
+    columns = [(each.numbers, each.starts, each.stops) for each in boxes]
+    numbers, starts, stops = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     if len(np.unique(numbers)) == len(numbers):
         return NumberedRegions(numbers, starts, stops)
     found: dict[int, list[Box]] = {}
@@ -97,10 +99,6 @@ def united(boxes: Sequence[NumberedRegions]) -> NumberedRegions:
         _add(own, start, stop)
     kept = [(number, start, stop) for number, own in found.items() for start, stop in own]
     return NumberedRegions(*(np.array(column, dtype=np.int64) for column in zip(*kept, strict=True)))
-
-
-def _columns(boxes: NumberedRegions) -> tuple[IntArray, IntArray, IntArray]:
-    return boxes.numbers, boxes.starts, boxes.stops
 
 
 def _add(boxes: list[Box], start: list[int], stop: list[int]) -> None:
@@ -115,6 +113,11 @@ def _add(boxes: list[Box], start: list[int], stop: list[int]) -> None:
         else:
             at += 1
     boxes.append((start, stop))
+
+
+def pixels_in(boxes: Sequence[Box]) -> int:
+    """Return the number of pixels in boxes, all together."""
+    return sum([math.prod(map(operator.sub, stop, start)) for start, stop in boxes])
 
 
 def nbytes_of(node: Node, boxes: NumberedRegions) -> int:

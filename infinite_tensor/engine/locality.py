@@ -7,15 +7,13 @@ differs by more than rounding, the tensor is computed in windows from then on.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
 
 from infinite_tensor.engine.chain import Node, watching_first_calls
-from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of
+from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, pixels_in
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.returned import named
 from infinite_tensor.engine.straight import Computed, compute
@@ -46,7 +44,7 @@ def settle(top: Node, box: Box, views: Views) -> None:
         # A mean over many pixels hardly depends on the region, so small regions show more.
         for most in (_MOST, _LEAST):
             needed = [boxes_under(formulas, top, region) for region in _surroundings(top, box, most)]
-            if all(_pixels(each) <= _FEW for boxes in needed for each in boxes.values()):
+            if all(pixels_in(each) <= _FEW for boxes in needed for each in boxes.values()):
                 break
         # The pixels are read before the lock is taken, because another thread may be computing them, with an `f` that
         # reads a formula itself.
@@ -68,11 +66,8 @@ def _pixels_of_args(
     for boxes in needed:
         for node in boxes.keys() - {*formulas}:
             for start, stop in boxes[node]:
-                out = torch.empty(
-                    [b - a for a, b in zip(start, stop, strict=True)], dtype=node.spec.dtype, device=node.spec.device
-                )
-                type(views).read_anew(node, start, out, views.reader.work)
-                found.setdefault(node, Computed([])).boxes.append((start, out))
+                read = type(views).read_anew(node, start, stop, views.reader.work)
+                found.setdefault(node, Computed([])).boxes.append((start, read))
     return found
 
 
@@ -114,10 +109,6 @@ def _differs(node: Node, around: Mapping[Node, Computed], within: Mapping[Node, 
     if node not in around or node not in within:
         return False
     return any(differ(around[node].part(start, pixels.shape), pixels) for start, pixels in within[node].boxes)
-
-
-def _pixels(boxes: Sequence[Box]) -> int:
-    return sum([math.prod(map(operator.sub, stop, start)) for start, stop in boxes])
 
 
 def _surroundings(top: Node, box: Box, most: int) -> tuple[Box, Box]:

@@ -102,11 +102,11 @@ class Views:
     Attributes
     ----------
     read_anew : callable
-        ``read_anew(node, start, out, work)`` fills `out` with the pixels from `start` on, by a read of its own, and
-        adds what it computes to `work`. It is set by the module for reads, which builds on this one.
+        ``read_anew(node, start, stop, work)`` returns the pixels ``[start, stop)``, by a read of its own, and adds what
+        it computes to `work`. It is set by the module for reads, which builds on this one.
     """
 
-    read_anew: ClassVar[Callable[[Node, Sequence[int], torch.Tensor, dict[Node, int]], None]]
+    read_anew: ClassVar[Callable[[Node, Sequence[int], Sequence[int], dict[Node, int]], torch.Tensor]]
 
     def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
         self.reader = reader

@@ -5,7 +5,6 @@ Pixels are copied from memory, or computed where they are read.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ import torch
 
 from infinite_tensor.engine.args import Readable, region_of
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, region_under
+from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, pixels_in, region_under
 from infinite_tensor.engine.returned import Check, named
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.support.allocation import IN_PARTS, Array, as_tensor, new_block
@@ -110,7 +109,8 @@ class FormulaAccess(StraightAccess):
 
     def _compute(self, formulas: Sequence[Node], start: Sequence[int], out: torch.Tensor) -> None:
         needed = boxes_under(formulas, self._node, (list(start), list(map(operator.add, start, out.shape))))
-        if max(map(_nbytes_of, needed, needed.values())) > _MOST_BYTES and (at := self._middle(start, out)):
+        most = max(pixels_in(boxes) * node.spec.dtype.itemsize for node, boxes in needed.items())
+        if most > _MOST_BYTES and (at := self._middle(start, out)):
             # Coarse pixels may need very many pixels of an arg.
             d, middle = at
             self._compute(formulas, start, out.narrow(d, 0, middle))
@@ -129,11 +129,6 @@ class FormulaAccess(StraightAccess):
             if 0 < middle < out.shape[d]:
                 return d, middle
         return None
-
-
-def _nbytes_of(node: Node, boxes: Sequence[Box]) -> int:
-    pixels: int = sum([math.prod(map(operator.sub, stop, start)) for start, stop in boxes])
-    return pixels * node.spec.dtype.itemsize
 
 
 _MOST_BYTES = 2**26
@@ -174,7 +169,8 @@ def compute(
     for node in reversed(formulas):
         found = Computed([])
         for box in needed.get(node, ()):
-            regions = _regions(node, box, alive, source_of)
+            units = node.grid.box(*box)
+            regions = _regions(node, units, alive, source_of)
             if len(found.boxes) == len(needed[node]) - 1 and not keep:
                 for upstream in node.computation.inputs:
                     if last[upstream.node] is node:
@@ -183,29 +179,27 @@ def compute(
                 # A function may return the same memory in each call.
                 if other.computation.function is node.computation.function:
                     result.boxes[:] = [(first, pixels.clone()) for first, pixels in result.boxes]
-            found.boxes.append((box[0], _result(node, box, regions)))
+            found.boxes.append((box[0], _result(node, box, units, regions)))
         if found.boxes:
             alive[node] = found
 
 
 def _regions(
-    node: Node, box: Box, alive: Mapping[Node, Computed], source_of: Callable[[Node], Readable]
+    node: Node, units: Box, alive: Mapping[Node, Computed], source_of: Callable[[Node], Readable]
 ) -> list[torch.Tensor]:
-    """Read the regions of the args for a box of a formula."""
-    low, high = node.grid.box(*box)
+    """Read the regions of the args for a box of units of a formula."""
     regions = []
     for upstream in node.computation.inputs:
-        first, end = region_under(upstream, low, high)
+        first, end = region_under(upstream, *units)
         source = alive.get(upstream.node) or source_of(upstream.node)
         regions.append(region_of(upstream, source, first, list(map(operator.sub, end, first))))
     return regions
 
 
-def _result(node: Node, box: Box, regions: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Compute a box of a formula from regions of its args."""
-    f, (start, stop), sides = node.computation.f, box, node.grid.window.size
+def _result(node: Node, box: Box, units: Box, regions: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Compute a box of a formula, which lies in a box of units, from regions of its args."""
+    f, (start, stop), (low, high), sides = node.computation.f, box, units, node.grid.window.size
     assert isinstance(f, Formula)
-    low, high = node.grid.box(start, stop)
     begin = list(map(operator.mul, low, sides))
     size = [(b - a) * side for a, b, side in zip(low, high, sides, strict=True)]
     try:

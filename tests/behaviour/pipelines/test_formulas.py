@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import time
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -311,17 +311,20 @@ def test_the_first_use_of_a_function_that_depends_on_its_region_may_be_any(use: 
 
 
 def test_threads_that_use_a_function_first_get_the_same_windows() -> None:
-    def slow(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.001)
-        return centred(x)
+    together = threading.Barrier(6)
+
+    def read(tensor: InfiniteTensor, region: Any) -> torch.Tensor:
+        together.wait(60)
+        pixels: torch.Tensor = tensor.read(region)
+        return pixels
 
     for _ in range(5):
-        inner = windows().map(slow)
+        inner = windows().map(centred)
         outer = inner.map(torch.neg)
         readers = [inner, outer, outer.map(torch.abs, window=64)]
         with warnings.catch_warnings(), ThreadPoolExecutor(6) as pool:
             warnings.simplefilter("ignore")
-            found = [pool.submit(readers[k % 3].read, sl[k * 40 : k * 40 + 100, 0:100]) for k in range(6)]
+            found = [pool.submit(read, readers[k % 3], sl[k * 40 : k * 40 + 100, 0:100]) for k in range(6)]
             results = [each.result(60) for each in found]
         expected = windows().map(centred, window=inner.output_window.size)
         changes: list[Callable[[torch.Tensor], torch.Tensor]] = [torch.clone, torch.neg, torch.abs]
