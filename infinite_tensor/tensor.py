@@ -495,7 +495,8 @@ class InfiniteTensor(Fillable):
         """Return a mask of the tiles readable without computing.
 
         The mask has an entry for each tile that touches the region. The entry is True if no window of the tile is
-        missing. In a memory store, a tile is a block of about 256 KiB.
+        missing. In a memory store, a tile is a block of about 256 KiB. Nothing is ever stored of a formula, such as a
+        `map` without `store` and `window`.
 
         Parameters
         ----------
@@ -680,8 +681,8 @@ class InfiniteTensor(Fillable):
             bool has no mean, floats have no mode, complex dtypes and uint64 have only "nearest".
         sources : dict of (int or tuple of int) to InfiniteTensor, optional
             Coarser tensors that stand for this one, by how many of its pixels become one of theirs. The result is
-            computed from the coarsest of them of which `factor` is a multiple, instead of from this tensor: a map of
-            mountains as large as continents needs no pebbles. The pixels are those of the source, so they are as
+            computed from the coarsest of them of which `factor` is a multiple; if there is none, from this tensor. A
+            map of mountains as large as continents needs no pebbles. The pixels are those of the source, so they are as
             near to the means of this tensor as you have made them.
         store, tensor_id : optional
             As for `InfiniteTensor`. Default: in memory, under a random name.

@@ -23,12 +23,12 @@ from infinite_tensor.engine.loop import Loop, Regions, run_steps
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.returned import named
+from infinite_tensor.engine.waste import most_wasteful
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Blocks, Selection
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.functions import Calling, Formula
 from infinite_tensor.support.interrupts import looking, store_call
 from infinite_tensor.tilestore.messages import warn_of_waste
 from infinite_tensor.values.spec import TensorSpec
@@ -226,37 +226,21 @@ def _compute(requests: Sequence[_Request], workers: int | None, work: dict[Node,
             if not views.moved:
                 raise
         if work is None:
-            for node, (_, _, own) in zip(nodes, requests, strict=True):
-                # A pixel has all channels, and whatever else is not cut into windows.
-                moving = node.spec.grid.moving
-                pixels = sum([math.prod([out.shape[d] for d in moving]) for _, out in own])
-                _warn_of_waste(node, pixels, views.reader.work)
+            _warn_of_waste(parts, views.reader.work)
         else:
             for node, count in views.reader.work.items():
                 work[node] = work.get(node, 0) + count
         return not views.moved
 
 
-def _warn_of_waste(node: Node, pixels: int, work: Mapping[Node, int]) -> None:
-    """Warn once if a read computes many pixels of upstream tensors for a pixel."""
-    # Only the windows of maps are chosen by this library, and not those of levels.
-    upstream = {
-        each: count
-        for each, count in work.items()
-        if each.computation is not node.computation
-        and isinstance(each.computation.f, Formula)
-        and isinstance(each.computation.f, Calling)
-    }
-    if not node.computation.warned and sum(upstream.values()) > max(_LEAST_WORK, _WASTE * pixels):
+def _warn_of_waste(parts: Sequence[Sequence[_Part]], work: Mapping[Node, int]) -> None:
+    for own in parts:
+        node, pixels = own[0].node, sum([part.out.numel() for part in own])
+        if node.computation.warned or not (most := most_wasteful({node: [part.bounds for part in own]}, pixels, work)):
+            continue
         node.computation.warned = True
-        most = max(upstream, key=upstream.__getitem__)
         windows = named(most.computation), most.spec.grid.window.size
-        warn_of_waste(named(node.computation), pixels, sum(upstream.values()), *windows)
-
-
-_WASTE = 20
-_LEAST_WORK = 2**18
-"""Fewer pixels are computed without a word."""
+        warn_of_waste(named(node.computation), pixels, work[most], *windows)
 
 
 def _read_at_once(parts: Sequence[_Part], views: Views) -> None:

@@ -89,8 +89,10 @@ class Computation:
         How many windows a call of `f` takes.
     args : tuple of Input
         The upstream tensors, each with the window through which it is read.
+    units : Units or None
+        The smallest windows that `f` can compute; None if it can compute nothing but its windows.
     formula : Units or None
-        The smallest windows, if regions are computed where they are read, and windows only as parts of regions.
+        These units, if regions are computed where they are read, and windows only as parts of regions.
     coordinates : int
         The length of the window index for `f`. A tensor with more dimensions appends zeros to this index.
     depth : int
@@ -119,8 +121,9 @@ class Computation:
         self.depth: int = max((upstream.node.computation.depth + 1 for upstream in self.args), default=0)
         self.computable: bool = self.f is not None and all(each.node.computation.computable for each in self.args)
         tensor = self.tensors[0]
+        self.units = _units(tensor.spec.grid, self.args) if isinstance(self.f, Formula) else None
         is_formula = isinstance(self.f, Formula) and self.f.is_formula and not tensor.contents.outlives_process
-        self.formula = _units(tensor.spec.grid, self.args) if is_formula else None
+        self.formula = self.units if is_formula else None
         self.settled = self.warned = False
         self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
         self.copied: bool = self.writer is not None and self.writer.copies and not tensor.contents.outlives_process

@@ -70,9 +70,11 @@ def boxes_under(formulas: Sequence[Node], node: Node, box: Box) -> dict[Node, li
 
 
 def reads_of(node: Node, boxes: NumberedRegions) -> Iterator[tuple[Input, NumberedRegions]]:
-    """Yield the args of a formula, each with the boxes to read for `boxes` of the formula."""
-    low, high = node.grid.boxes(boxes.starts, boxes.stops)
-    for upstream in node.computation.inputs:
+    """Yield the args of a tensor, each with the boxes that any windows must read for `boxes` of the tensor."""
+    units = node.computation.units
+    grid, args = (node.grid, node.computation.args) if units is None else (units.grid, units.inputs)
+    low, high = grid.boxes(boxes.starts, boxes.stops)
+    for upstream in args:
         begin = starts_of(upstream.window, low)
         end = starts_of(upstream.window, high - 1) + np.array(upstream.window.size, dtype=np.int64)
         yield upstream, NumberedRegions(*upstream.reads.inside(boxes.numbers, begin, end))
@@ -120,9 +122,9 @@ def pixels_in(boxes: Sequence[Box]) -> int:
     return sum([math.prod(map(operator.sub, stop, start)) for start, stop in boxes])
 
 
-def nbytes_of(node: Node, boxes: NumberedRegions) -> int:
-    """Return the bytes of boxes of pixels."""
-    return int((boxes.stops - boxes.starts).prod(axis=1, dtype=np.float64).sum() * node.spec.dtype.itemsize)
+def count_in(boxes: NumberedRegions) -> int:
+    """Return the number of pixels in boxes, all together."""
+    return int((boxes.stops - boxes.starts).prod(axis=1, dtype=np.float64).sum())
 
 
 def nbytes_per_pixel(node: Node) -> float:
@@ -134,6 +136,6 @@ def nbytes_per_pixel(node: Node) -> float:
         formulas, _ = formulas_of([node])
         size = np.array([node.spec.grid.window.size], dtype=np.int64)
         needed = spread(formulas, {node: NumberedRegions.alone(size * 0, size)})
-        most = max(nbytes_of(each, boxes) for each, boxes in needed.items())
+        most = max(count_in(boxes) * each.spec.dtype.itemsize for each, boxes in needed.items())
         units.nbytes_per_pixel = most / int(size.prod())
     return units.nbytes_per_pixel

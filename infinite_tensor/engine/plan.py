@@ -155,8 +155,7 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
             count += len(starts)
         workloads.append(Workload(computation, windows, tuple(results), tuple(sources)))
         work, node = views.reader.work, results[0].node
-        sides, moving = node.spec.grid.window.size, node.spec.grid.moving
-        work[node] = work.get(node, 0) + len(windows) * math.prod([sides[d] for d in moving])
+        work[node] = work.get(node, 0) + len(windows) * math.prod(node.spec.grid.window.size)
     return workloads
 
 

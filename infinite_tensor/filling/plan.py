@@ -25,7 +25,7 @@ from infinite_tensor.filling.cutting import shard_of_tiles
 from infinite_tensor.filling.mask import Boxes, Target, WantedTiles, clipped
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
-from infinite_tensor.support.tables import Tabular, bytes_of, count_of, shown_id
+from infinite_tensor.support.tables import Tabular, bytes_of, count_of, shown_id, times_of
 from infinite_tensor.tilestore.inventory import Inventory, windows_over_tiles
 
 StateArray: TypeAlias = npt.NDArray[np.str_]
@@ -413,6 +413,8 @@ class FillPlan(Tabular):
     bands : int
         The number of bands into which the regions are cut. Bands are filled one after the other. With less memory,
         there are more bands.
+    wasteful : str or None
+        The id of a map that should get a smaller window: far more of its pixels are computed than are needed.
     """
 
     regions: tuple[FilledRegion, ...]
@@ -420,6 +422,7 @@ class FillPlan(Tabular):
     peak_memory: int
     exact: bool
     bands: int = 1
+    wasteful: str | None = None
 
     _COLUMNS: ClassVar = {
         "needed": ("needed", count_of),
@@ -428,7 +431,7 @@ class FillPlan(Tabular):
         "calls of f": ("calls", count_of),
         "tiles": ("tiles", count_of),
         "written": ("bytes_written", bytes_of),
-        "work": ("work", "{:,.3g} x".format),
+        "work": ("work", times_of),
     }
 
     @property
@@ -457,7 +460,8 @@ class FillPlan(Tabular):
         filled = ", ".join(f"{name}{region}" for name, region in zip(names, self.regions, strict=True))
         bound = "" if self.exact else "; counts are upper bounds"
         bands = f" in {count_of(self.bands)} bands" if self.bands > 1 else ""
-        return f"fill {filled or 'nothing'}{bands}, about {bytes_of(self.peak_memory)} of memory{bound}"
+        waste = f"; give {shown_id(self.wasteful)} a smaller window=" if self.wasteful else ""
+        return f"fill {filled or 'nothing'}{bands}, about {bytes_of(self.peak_memory)} of memory{bound}{waste}"
 
 
 def tensor_plan(demand: Demand, pixels: int) -> TensorPlan:

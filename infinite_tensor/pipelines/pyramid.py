@@ -50,15 +50,9 @@ def coarsen(
     sources: object = None,
 ) -> InfiniteTensor:
     """See `InfiniteTensor.coarsen`."""
-    factors, known = _factors(tensor, factor), _sources(tensor, sources)
-    for given in known:
-        if not _divides(given, factors):
-            raise ValidationError(
-                f"sources has a tensor that is coarser by {given}, of which the factor {factors} is no multiple; give "
-                "a factor of which it is one"
-            )
-    ones = (1,) * tensor.ndim
-    return _coarser(tensor, factors, method, (tensor, ones), known, nodata, store, tensor_id)
+    finest = tensor, (1,) * tensor.ndim
+    known = _sources(tensor, sources)
+    return _coarser(tensor, _factors(tensor, factor), method, finest, known, nodata, store, tensor_id)
 
 
 def pyramid(

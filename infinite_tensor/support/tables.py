@@ -86,6 +86,11 @@ def count_of(number: int) -> str:
     return f"{number:,}"
 
 
+def times_of(number: float) -> str:
+    """Return a factor as text with three digits or more, as in ``1.05 x``."""
+    return f"{number:,.0f} x" if number >= 100 else f"{number:.3g} x"
+
+
 def bytes_of(number: int) -> str:
     """Return a number of bytes as text with a fitting unit, as in ``1.5 MiB``."""
     size, units = float(number), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]

@@ -291,6 +291,13 @@ class Definition:
     @cached_property
     def digest(self) -> str:
         """The SHA-256 of `values`, as hexadecimal digits."""
+        # Upstream first, because recursion would fail on long chains.
+        waiting = _undigested(self)
+        while waiting:
+            if further := _undigested(waiting[-1]):
+                waiting += further
+            else:
+                _ = waiting.pop().digest
         return hashlib.sha256(_canonical(self.values()).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
@@ -305,6 +312,11 @@ class Definition:
         if self.dims is not None:
             stored["dims"] = list(self.dims)
         return stored if self.meaning is None else stored | {"meaning": self.meaning.to_json()}
+
+
+def _undigested(definition: Definition) -> list[Definition]:
+    """Return the definitions of args whose digest is not known yet."""
+    return [arg.of for arg in definition.args if isinstance(arg.of, Definition) and "digest" not in vars(arg.of)]
 
 
 def same(one: Definition, other: Definition) -> bool:

@@ -549,7 +549,6 @@ class TestSources:
     @pytest.mark.parametrize(
         ("sources", "told"),
         [
-            ({3: plane().coarsen(3)}, r"coarser by \(3, 3\), of which the factor \(4, 4\) is no multiple"),
             ({2: torch.zeros(4, 4)}, r"sources\[2\] must be an InfiniteTensor"),
             ({2: from_array(torch.zeros(4, 4))}, r"must have shape \(None, None\), .* it has shape \(4, 4\)"),
             ({2: plane(dtype="float64")}, r"torch.float32 .* torch.float64"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +24,11 @@ from infinite_tensor import (
     MemoryTileStore,
     TensorGroup,
     TensorWindow,
+    from_array,
     map_cache,
     map_windows,
     noise,
+    open_store,
     sl,
 )
 
@@ -224,13 +227,38 @@ def test_a_batch_has_always_as_many_regions() -> None:
 def test_work_that_is_mostly_waste_is_told_before_and_after() -> None:
     world = noise((None, None), seed=1).map(torch.clone, window=512).map(torch.neg)
     region = sl[510:514, 510:514]
-    assert world.plan(region).work > 2**16
-    with pytest.warns(UserWarning, match="has computed 1,048,576 pixels upstream"):
+    plan = world.plan(region)
+    assert plan.work > 2**16
+    assert plan.wasteful == world.args[0].tensor_id
+    assert "give clone" in str(plan)
+    with pytest.warns(UserWarning, match="has computed 1,048,576 pixels of .* in windows of"):
         world[region]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         world[5110:5114, 5110:5114]  # once
         noise((None, None), seed=1).map(torch.clone, window=32).map(torch.neg)[30:34, 30:34]
+        deep = noise((None, None), seed=1)
+        for _ in range(30):
+            deep = deep.map(torch.neg, window=128)
+        deep[0:128, 0:128]  # all of these pixels are needed
+        small = noise((None, None), seed=1).map(torch.neg, window=128).map(lambda x: x[::16, ::16], scale=1 / 16)
+        assert small.plan(sl[0:64, 0:64]).wasteful is None
+        small[0:64, 0:64]
+
+
+def test_a_chain_may_be_hundreds_of_tensors_deep(tmp_path: Path) -> None:
+    pixels = torch.arange(64 * 64).view(64, 64)
+    deep = from_array(pixels, dims=("y", "x"))
+    for _ in range(500):
+        deep = deep.map(plus_one)
+    with open_store(tmp_path / "deep.zarr", "a") as store:
+        stored = deep.map(torch.neg, store=store)
+        stored.fill(progress=False)
+        assert torch.equal(stored[...], -(pixels + 500))
+
+
+def plus_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
 
 
 def test_maps_with_windows_share_a_cache_of_which_a_fill_takes_little() -> None:
