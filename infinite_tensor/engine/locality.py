@@ -54,7 +54,7 @@ def settle(top: Node, box: Box, views: Views) -> None:
             except Exception:  # noqa: BLE001  (the read itself raises it, if it needs these pixels)
                 pixels = None
         with _DECIDING:
-            if formulas_of([top])[0] == formulas:
+            if not top.computation.settled and formulas_of([top])[0] == formulas:
                 top.computation.settled = _decided(formulas, needed, pixels)
 
 

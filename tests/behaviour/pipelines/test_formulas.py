@@ -360,6 +360,26 @@ def test_threads_that_use_a_function_first_get_the_same_windows() -> None:
             assert torch.equal(pixels, changes[k % 3](expected[k * 40 : k * 40 + 100, 0:100]))
 
 
+def test_one_thread_at_a_time_finds_out_what_is_local() -> None:
+    calls: list[threading.Thread] = []
+    other_is_in = threading.Event()
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        calls.append(threading.current_thread())
+        if len(calls) == 1:
+            other.start()
+            assert not other_is_in.wait(0.5)
+        elif calls[-1] is other:
+            other_is_in.set()
+        return x * 2
+
+    tensor = windows().map(doubled)
+    other = threading.Thread(target=lambda: tensor[0:9, 0:9])
+    tensor[0:9, 0:9]
+    other.join(60)
+    assert len(calls) == 4  # on two regions to find out, and once for each thread
+
+
 def test_functions_may_return_the_same_memory_change_their_input_or_want_even_sizes() -> None:
     memory: dict[tuple[int, ...], torch.Tensor] = {}
 
