@@ -223,7 +223,10 @@ def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> 
         )
         for part in parts
     ]
-    return _rebuilt(moved, number)
+    found = _rebuilt(moved, number)
+    sources = tensor._sources  # noqa: SLF001  (remembered by `pyramid`)
+    found._sources = {scale: for_reading(each, readers) for scale, each in sources.items()}  # noqa: SLF001
+    return found
 
 
 def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStore:

@@ -320,7 +320,8 @@ class Panel:
                     self._bring(number, stored)
                 lacking.update({picture.tile: picture for picture in found if picture.state == "partial"})
             tiles = [tile for tile in asked if tile in lacking]
-            if self._tiles.computable and self._budget.allows(tiles, self._tiles.window(plane)):
+            cost = self._tiles.window(plane), self._tiles.scale(plane, tiles)
+            if self._tiles.computable and self._budget.allows(tiles, *cost):
                 self._computing.give(number, lambda: self._compute(number, plane, tiles))
                 return
             for tile in tiles:

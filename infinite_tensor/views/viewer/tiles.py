@@ -25,7 +25,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.stopping import Stopped, end_if_unwanted
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.coarse import Blocks, coarse
+from infinite_tensor.values.coarse import Blocks, Coarsening, coarse
 from infinite_tensor.values.meaning import nodata_of
 from infinite_tensor.views.colours import Array, are_labels, range_of
 from infinite_tensor.views.frame import shown, shown_dtype, shown_if_stored
@@ -113,6 +113,18 @@ class Tiles:
             return 0
         stride = self.levels[0].output_window.stride
         return stride[plane.rows] * stride[plane.columns]
+
+    def scale(self, plane: Plane, tiles: Sequence[Tile]) -> int:
+        """Return how many pixels of the tensor one pixel that is computed for `tiles` stands for.
+
+        It is 1, unless levels are computed from coarser sources. All tiles must have the same level.
+        """
+        known = self.levels[: tiles[0].level + 1] if tiles else []
+        for below, level in reversed([*itertools.pairwise(known)]):
+            if level.args[0].tensor_id != below.tensor_id:
+                assert isinstance(level.f, Coarsening)
+                return level.f.scale[plane.rows] * level.f.scale[plane.columns]
+        return 1
 
     def stored(self, plane: Plane, tiles: Sequence[Tile]) -> Iterator[list[Picture]]:
         """Yield the stored pixels of tiles, in groups.

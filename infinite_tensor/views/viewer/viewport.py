@@ -93,18 +93,19 @@ class Budget:
     windows : int
         The largest number of windows.
     pixels : int
-        The largest number of pixels of level 0.
+        The largest number of pixels of level 0, or of the coarser tensor from which levels are computed.
     """
 
     windows: int
     pixels: int = 2**25
 
-    def allows(self, tiles: Sequence[Tile], window: int) -> bool:
+    def allows(self, tiles: Sequence[Tile], window: int, scale: int = 1) -> bool:
         """Whether the computation of some tiles stays within the limits.
 
-        `window` is the number of pixels per window. If it is 0, only the limit on pixels applies.
+        `window` is the number of pixels per window. If it is 0, only the limit on pixels applies. `scale` is the number
+        of pixels of level 0 for one that is computed.
         """
-        pixels = sum((SIDE * 2**tile.level) ** 2 for tile in tiles)
+        pixels = sum((SIDE * 2**tile.level) ** 2 for tile in tiles) // scale
         return pixels <= self.pixels and (window == 0 or pixels <= self.windows * window)
 
 

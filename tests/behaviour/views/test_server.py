@@ -362,6 +362,17 @@ def test_a_map_tile_that_takes_too_much_shows_what_is_stored(world: InfiniteTens
         assert (coarse[32:, 32:, 3] < 255).all()
 
 
+def test_map_tiles_from_afar_come_from_a_coarser_source(tmp_path: Path) -> None:
+    near, far = Counted(ramp), Counted(ramp)
+    world = made(ZarrTileStore(tmp_path / "w.zarr", tile_size=SIDE), f=near)
+    world.pyramid(3, sources={4: made(f=far, tensor_id="far").map(lambda x: x * 4)})
+    with served(world) as server:
+        server.get("/world/0/0/0.png")  # chooses the colours
+        calls = len(near.calls)
+        assert (image(server.get("/world/-2/9/9.png").content)[..., 3] == 255).all()
+        assert (len(near.calls), len(far.calls)) == (calls, 16)
+
+
 def test_dimensions_of_any_names_are_drawn_as_they_are() -> None:
     tensor = from_array(np.arange(1200, dtype=np.float32).reshape(30, 40), dims=("lat", "lon"))
     with served(tensor) as server:

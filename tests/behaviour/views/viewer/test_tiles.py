@@ -135,6 +135,13 @@ def test_stored_levels_are_shown_and_their_gaps_filled_from_finer_ones(tmp_path:
     assert np.isnan(found[128:]).all()
 
 
+def test_levels_from_a_coarser_source_cost_its_pixels(tmp_path: Path) -> None:
+    t = tensor_of(ramp, tmp_path)
+    t.pyramid(4, sources={4: InfiniteTensor((None, None), ramp, TensorWindow((256, 256)))})
+    tiles = Tiles(t)
+    assert [tiles.scale(plane_of(t), [Tile(level, 0, 0)]) for level in range(7)] == [1, 1, 16, 16, 16, 16, 16]
+
+
 def test_levels_that_are_coarser_along_z_too_are_shown_at_their_own_place(tmp_path: Path) -> None:
     volume = from_array(torch.arange(8 * 512 * 512).view(8, 512, 512), dims=("z", "y", "x"))
     with ZarrTileStore(tmp_path / "t.zarr") as store:

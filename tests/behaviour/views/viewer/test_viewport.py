@@ -85,6 +85,7 @@ def test_a_budget_counts_windows_and_pixels_of_level_0() -> None:
     assert Budget(64).allows(near, 64 * 64)
     assert not Budget(63).allows(near, 64 * 64)
     assert not Budget(64).allows(far, 64 * 64)
+    assert Budget(64).allows(far, 64 * 64, 64)
     assert Budget(1).allows(near, 0)
     assert not Budget(1, pixels=4 * 2**16 - 1).allows(near, 0)
 
