@@ -187,8 +187,10 @@ class InfiniteTensor(Fillable):
         shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
         spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge, dims, reduce))
         is_cached = isinstance(f, Formula) and tile_store is None and tensor_id is None
-        store = map_cache() if is_cached else tile_store
-        (stored,) = _in_store([spec], store, shared, args, named=tensor_id is not None)
+        if isinstance(f, Formula) and tile_store is None:
+            # Other tensors may have the same id, and cannot share a cache with this one.
+            tile_store = map_cache() if is_cached else MemoryTileStore(map_cache().cache_size_bytes)
+        (stored,) = _in_store([spec], tile_store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
         _check_dims(spec, node)
         self._bind(node, args)
@@ -495,8 +497,8 @@ class InfiniteTensor(Fillable):
         """Return a mask of the tiles readable without computing.
 
         The mask has an entry for each tile that touches the region. The entry is True if no window of the tile is
-        missing. In a memory store, a tile is a block of about 256 KiB. Nothing is ever stored of a formula, such as a
-        `map` without `store` and `window`.
+        missing. In a memory store, a tile is a block of about 256 KiB. Formulas and sources of arrays and images, of
+        which nothing can be missing, count as stored; formulas over windows do not.
 
         Parameters
         ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 
 from infinite_tensor.engine.chain import Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
-from infinite_tensor.engine.formulas import formulas_of, nbytes_per_pixel, spread
+from infinite_tensor.engine.formulas import count_in, formulas_of, nbytes_per_pixel, spread
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.loop import Loop, Regions, run_steps
@@ -38,6 +38,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK_BYTES = 16 * 2**20
 """Larger reads are split into blocks of this size, to release upstream windows early."""
+_LIKE_A_WINDOW = 2**16
 _MOST_WAITING = 1024
 """The maximum number of regions of a stream to hold back for a full batch."""
 
@@ -96,7 +97,7 @@ def _largest_unit(node: Node) -> int:
 def read_together(
     requests: Sequence[tuple[Node, Sequence[Selection]]],
     workers: int | None = None,
-    work: dict[Node, int] | None = None,
+    work: Counter[Node] | None = None,
 ) -> list[list[torch.Tensor]]:
     """Read selections of several tensors with one plan.
 
@@ -120,7 +121,7 @@ def read_together(
         return [[selection.pick(out) for selection, out in parts] for parts in read]
 
 
-def _read_anew(node: Node, start: Sequence[int], stop: Sequence[int], work: dict[Node, int]) -> torch.Tensor:
+def _read_anew(node: Node, start: Sequence[int], stop: Sequence[int], work: Counter[Node]) -> torch.Tensor:
     selection = Selection(tuple(start), tuple(stop), (1,) * len(stop), ())
     return read_together([(node, [selection])], work=work)[0][0]
 
@@ -131,7 +132,7 @@ Views.read_anew = staticmethod(_read_anew)
 def windows_to_compute(node: Node, selection: Selection) -> int:
     """Count the windows to compute for a read.
 
-    Windows of upstream tensors are included. Nothing is computed.
+    Windows of upstream tensors are included, and of formulas each `_LIKE_A_WINDOW` pixels. Nothing is computed.
 
     Raises
     ------
@@ -143,7 +144,10 @@ def windows_to_compute(node: Node, selection: Selection) -> int:
         formulas, ends = formulas_of([node])
         needed = spread(formulas, wanted)
         missing = {end: views.of(end).add(needed[end].starts, needed[end].stops) for end in ends if end in needed}
-        return sum([len(workload.windows) for workload in build(missing, views)])
+        pixels = [count_in(needed[formula]) for formula in formulas if formula in needed]
+        return sum([-(-count // _LIKE_A_WINDOW) for count in pixels]) + sum(
+            [len(workload.windows) for workload in build(missing, views)]
+        )
 
 
 _Selected: TypeAlias = list[tuple[Selection, torch.Tensor]]
@@ -201,7 +205,7 @@ def _written(request: _Request, workers: int | None) -> bool:
     return True
 
 
-def _compute(requests: Sequence[_Request], workers: int | None, work: dict[Node, int] | None) -> bool:
+def _compute(requests: Sequence[_Request], workers: int | None, work: Counter[Node] | None) -> bool:
     """Compute and read the requests. Add to `work`, if it is given, what is computed; see `Reader`.
 
     Return False if a tensor was moved to another dtype or device meanwhile. Then everything must be read again.
@@ -228,19 +232,20 @@ def _compute(requests: Sequence[_Request], workers: int | None, work: dict[Node,
         if work is None:
             _warn_of_waste(parts, views.reader.work)
         else:
-            for node, count in views.reader.work.items():
-                work[node] = work.get(node, 0) + count
+            work.update(views.reader.work)
         return not views.moved
 
 
 def _warn_of_waste(parts: Sequence[Sequence[_Part]], work: Mapping[Node, int]) -> None:
     for own in parts:
         node, pixels = own[0].node, sum([part.out.numel() for part in own])
-        if node.computation.warned or not (most := most_wasteful({node: [part.bounds for part in own]}, pixels, work)):
+        if not work or node.computation.warned:
             continue
-        node.computation.warned = True
-        windows = named(most.computation), most.spec.grid.window.size
-        warn_of_waste(named(node.computation), pixels, work[most], *windows)
+        wanted = {node: NumberedRegions.alone(*_joined([part.bounds for part in own]))}
+        if most := most_wasteful(wanted, pixels, work):
+            node.computation.warned = True
+            windows = named(most.computation), most.spec.grid.window.size
+            warn_of_waste(named(node.computation), pixels, work[most], *windows)
 
 
 def _read_at_once(parts: Sequence[_Part], views: Views) -> None:

@@ -40,6 +40,11 @@ def formulas_of(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     return [*formulas][::-1], [*ends]
 
 
+def never_lacks(node: Node) -> bool:
+    """Return whether a tensor, or a formula with all its args, can be read without any window."""
+    return all(end.computation.copied for end in formulas_of([node])[1])
+
+
 def spread(formulas: Sequence[Node], wanted: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
     """Return the boxes of all tensors needed to compute the `wanted` boxes.
 
@@ -122,6 +127,11 @@ def pixels_in(boxes: Sequence[Box]) -> int:
     return sum([math.prod(map(operator.sub, stop, start)) for start, stop in boxes])
 
 
+def most_bytes(needed: Mapping[Node, Sequence[Box]]) -> int:
+    """Return the memory of the tensor that takes most for its boxes, in bytes."""
+    return max(pixels_in(boxes) * node.spec.dtype.itemsize for node, boxes in needed.items())
+
+
 def count_in(boxes: NumberedRegions) -> int:
     """Return the number of pixels in boxes, all together."""
     return int((boxes.stops - boxes.starts).prod(axis=1, dtype=np.float64).sum())
@@ -133,9 +143,7 @@ def nbytes_per_pixel(node: Node) -> float:
     if units is None:
         return node.spec.dtype.itemsize
     if not units.nbytes_per_pixel:
-        formulas, _ = formulas_of([node])
-        size = np.array([node.spec.grid.window.size], dtype=np.int64)
-        needed = spread(formulas, {node: NumberedRegions.alone(size * 0, size)})
-        most = max(count_in(boxes) * each.spec.dtype.itemsize for each, boxes in needed.items())
-        units.nbytes_per_pixel = most / int(size.prod())
+        size = [*node.spec.grid.window.size]
+        needed = boxes_under(formulas_of([node])[0], node, ([0] * len(size), size))
+        units.nbytes_per_pixel = most_bytes(needed) / math.prod(size)
     return units.nbytes_per_pixel

@@ -7,6 +7,8 @@ differs by more than rounding, the tensor is computed in windows from then on.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -29,8 +31,8 @@ _MOST = 24
 """Longest side of a region to look at, in units."""
 _FEW = 2**14
 """Pixels of a tensor to look at, if fewer units than `_MOST` can do that."""
-_BEFORE, _AFTER = 3, 2
-"""How much larger the outer region is, in units. One is odd, for functions that take pixels in pairs."""
+_MARGINS = ((3, 2), (0, 5), (5, 0))
+"""How much larger the outer region is before and after the inner one, in units. One is odd, for pairs of pixels."""
 _DECIDING = Lock()
 
 
@@ -43,7 +45,7 @@ def settle(top: Node, box: Box, views: Views) -> None:
         formulas, _ = formulas_of([top])
         # A mean over many pixels hardly depends on the region, so small regions show more.
         for most in (_MOST, _LEAST):
-            needed = [boxes_under(formulas, top, region) for region in _surroundings(top, box, most)]
+            needed, is_more = _needed(formulas, top, box, most)
             if all(pixels_in(each) <= _FEW for boxes in needed for each in boxes.values()):
                 break
         # The pixels are read before the lock is taken, because another thread may be computing them, with an `f` that
@@ -51,8 +53,10 @@ def settle(top: Node, box: Box, views: Views) -> None:
         with running_f():
             try:
                 pixels = _pixels_of_args(formulas, needed, views)
-            except Exception:  # noqa: BLE001  (the read itself raises it, if it needs these pixels)
-                pixels = None
+            except Exception:
+                if is_more:
+                    return
+                raise
         with _DECIDING:
             if not top.computation.settled and formulas_of([top])[0] == formulas:
                 top.computation.settled = _decided(formulas, needed, pixels)
@@ -72,12 +76,9 @@ def _pixels_of_args(
 
 
 def _decided(
-    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Box]]], pixels: Mapping[Node, Computed] | None
+    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Box]]], pixels: Mapping[Node, Computed]
 ) -> bool:
-    """Decide for all formulas up to the first one that is not local. Return whether all are decided.
-
-    Without `pixels` of args, all count as local.
-    """
+    """Decide for all formulas up to the first one that is not local. Return whether all are decided."""
     found: list[dict[Node, Computed]] = [{}, {}]
     failed = None
     with ExitStack() as stack:
@@ -86,8 +87,7 @@ def _decided(
             stack.enter_context(watching_first_calls(node.computation))
         try:
             for boxes, results in zip(needed, found, strict=True):
-                if pixels is not None:
-                    compute(formulas, boxes, pixels.__getitem__, results, keep=True)
+                compute(formulas, boxes, pixels.__getitem__, results, keep=True)
         except Exception:  # noqa: BLE001  (of a user's function, which may take regions of some sizes only)
             failed = next(node for node in reversed(formulas) if boxes.get(node) and node not in results)
     for node in reversed(formulas):
@@ -95,13 +95,13 @@ def _decided(
         assert isinstance(f, Formula)
         if f.is_local:
             continue
-        differs = f.is_formula and node is not failed and _differs(node, *found)
-        f.is_local = f.is_formula and node is not failed and not differs
-        if not f.is_local:
-            f.is_formula, node.computation.formula = False, None
-            if differs:
-                warn_of_windows(named(node.computation), node.spec.grid.window.size)
-            return False
+        if f.is_formula and node is not failed and not _differs(node, *found):
+            f.is_local = True
+            continue
+        if f.is_formula and node is not failed:
+            warn_of_windows(named(node.computation), node.spec.grid.window.size)
+        f.is_formula, node.computation.formula = False, None
+        return False
     return True
 
 
@@ -111,25 +111,49 @@ def _differs(node: Node, around: Mapping[Node, Computed], within: Mapping[Node, 
     return any(differ(around[node].part(start, pixels.shape), pixels) for start, pixels in within[node].boxes)
 
 
-def _surroundings(top: Node, box: Box, most: int) -> tuple[Box, Box]:
-    """Return two regions to compute, one around the other, of at most `most` units a side.
+def _needed(formulas: Sequence[Node], top: Node, box: Box, most: int) -> tuple[list[dict[Node, list[Box]]], bool]:
+    """Return what two regions need, one around the other: all boxes of the formulas and their args.
 
-    They lie in `box`, if it is large enough.
+    Both lie in `box`, if it is large enough. If not, they need no other windows of args than `box`, if possible. Also
+    return whether they do.
     """
+    start, stop = box
+    sides = [min(b - a, most * side) for a, b, side in zip(start, stop, top.grid.window.size, strict=True)]
+    asked = _windows(boxes_under(formulas, top, (start, list(map(operator.add, start, sides)))))
+    first = None
+    for margins in itertools.product(_MARGINS, repeat=top.spec.grid.ndim):
+        needed = [boxes_under(formulas, top, region) for region in _surroundings(top, start, sides, margins)]
+        first = first or needed
+        if _windows(needed[0]) == asked:
+            return needed, False
+    assert first is not None
+    return first, True
+
+
+def _windows(needed: Mapping[Node, Sequence[Box]]) -> dict[Node, list[Box]]:
+    """Return the windows under boxes of tensors with windows."""
+    computed = [node for node in needed if not node.computation.is_direct]
+    return {node: [node.grid.box(*box) for box in needed[node]] for node in computed}
+
+
+def _surroundings(
+    top: Node, start: Sequence[int], sides: Sequence[int], margins: Sequence[tuple[int, int]]
+) -> tuple[Box, Box]:
+    """Return two regions, one around the other: the region of `sides` from `start` on, and one beside it."""
     outer: Box = ([], [])
     inner: Box = ([], [])
-    moving, sides = top.spec.grid.moving, top.grid.window.size
-    for d, (start, stop, extent, side) in enumerate(zip(*box, top.spec.shape, sides, strict=True)):
-        last = min(stop, start + most * side)
-        around = within = start, last
-        if d in moving and last - start >= _LEAST * side:
-            within = start + _BEFORE * side, last - _AFTER * side
-        elif d in moving:
-            around = start - _BEFORE * side, last + _AFTER * side
+    units = top.grid.window.size
+    for d, (low, n, extent, unit, margin) in enumerate(zip(start, sides, top.spec.shape, units, margins, strict=True)):
+        before, after = (unit * each for each in margin)
+        around = within = low, low + n
+        if d in top.spec.grid.moving and n >= _LEAST * unit:
+            within = low + before, low + n - after
+        elif d in top.spec.grid.moving:
+            around = low - before, low + n + after
             if extent is not None:
                 around = max(0, around[0]), min(extent, around[1])
-            if around == within and last - start > 2:
-                within = start + 1, last - 1
+            if around == within and n > 2:
+                within = low + 1, low + n - 1
         for region, (first, end) in ((outer, around), (inner, within)):
             region[0].append(first)
             region[1].append(end)

@@ -26,7 +26,6 @@ from infinite_tensor.engine.formulas import formulas_of, spread
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.straight import StraightAccess
 from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.support.interrupts import at_rest, changing, entered, known, store_call, wait_for
 from infinite_tensor.support.stopping import end_if_unwanted
@@ -62,7 +61,7 @@ class Loop:
         for node in (*self._nodes, *self._formulas):
             views.of(node)
         # What is computed where it is read never misses a window.
-        self._queues = [_Queue(node, views) for node in ends if not isinstance(views.of(node), StraightAccess)]
+        self._queues = [_Queue(node, views) for node in ends if not node.computation.copied]
         # For each unread step: the total number of windows to compute first, per tensor.
         self._unread: deque[list[int]] = deque()
         self.read = 0

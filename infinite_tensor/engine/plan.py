@@ -154,8 +154,8 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
             reads.setdefault(upstream.node, []).append(NumberedRegions(numbers, starts, stops))
             count += len(starts)
         workloads.append(Workload(computation, windows, tuple(results), tuple(sources)))
-        work, node = views.reader.work, results[0].node
-        work[node] = work.get(node, 0) + len(windows) * math.prod(node.spec.grid.window.size)
+        node = results[0].node
+        views.reader.work[node] += len(windows) * math.prod(node.spec.grid.window.size)
     return workloads
 
 

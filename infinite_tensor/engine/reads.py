@@ -7,6 +7,7 @@ not store such pixels.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self, TypeVar
@@ -36,7 +37,7 @@ class Reader:
         `node` is the first output of their ``f``.
     own_deposits : int
         The number of deposits made by this read.
-    work : dict of Node to int
+    work : Counter of Node
         The number of pixels that this read had to compute, for each tensor.
     """
 
@@ -44,7 +45,7 @@ class Reader:
     workers: int | None
     notice: Callable[[Node, int], None] | None
     own_deposits: int = 0
-    work: dict[Node, int] = field(default_factory=dict)
+    work: Counter[Node] = field(default_factory=Counter)
 
 
 T = TypeVar("T")
@@ -106,7 +107,7 @@ class Views:
         it computes to `work`. It is set by the module for reads, which builds on this one.
     """
 
-    read_anew: ClassVar[Callable[[Node, Sequence[int], Sequence[int], dict[Node, int]], torch.Tensor]]
+    read_anew: ClassVar[Callable[[Node, Sequence[int], Sequence[int], Counter[Node]], torch.Tensor]]
 
     def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
         self.reader = reader

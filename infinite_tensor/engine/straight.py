@@ -15,7 +15,7 @@ import torch
 
 from infinite_tensor.engine.args import Readable, region_of
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, pixels_in, region_under
+from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, most_bytes, never_lacks, region_under
 from infinite_tensor.engine.returned import Check, named
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.support.allocation import IN_PARTS, Array, as_tensor, new_block
@@ -97,9 +97,7 @@ class FormulaAccess(StraightAccess):
 
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
         """Return all tiles if no window of any arg can be missing, otherwise none."""
-        _, ends = formulas_of([self._node])
-        known = all(isinstance(self._views.of(node), StraightAccess) for node in ends)
-        return list(tiles) if known else []
+        return list(tiles) if never_lacks(self._node) else []
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on, computed from the args."""
@@ -109,8 +107,7 @@ class FormulaAccess(StraightAccess):
 
     def _compute(self, formulas: Sequence[Node], start: Sequence[int], out: torch.Tensor) -> None:
         needed = boxes_under(formulas, self._node, (list(start), list(map(operator.add, start, out.shape))))
-        most = max(pixels_in(boxes) * node.spec.dtype.itemsize for node, boxes in needed.items())
-        if most > _MOST_BYTES and (at := self._middle(start, out)):
+        if most_bytes(needed) > _MOST_BYTES and (at := self._middle(start, out)):
             # Coarse pixels may need very many pixels of an arg.
             d, middle = at
             self._compute(formulas, start, out.narrow(d, 0, middle))

@@ -24,7 +24,7 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.waste import most_wasteful
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
-from infinite_tensor.filling.mask import Boxes, PlacedMask, TakenTiles, Target, WantedTiles, taken_tiles
+from infinite_tensor.filling.mask import PlacedMask, TakenTiles, Target, WantedTiles, taken_tiles
 from infinite_tensor.filling.overviews import in_blocks_of, with_levels
 from infinite_tensor.filling.plan import (
     SKIPPED,
@@ -115,10 +115,8 @@ class Job:
         pixels = _pixels(self.targets)
         tensors = [tensor_plan(demand, pixels) for demand in reversed(needs)]
         regions = [FilledRegion(target.node.spec.tensor_id, target.start, target.stop) for target in self.targets]
-        boxes: dict[Node, list[Boxes]] = {}
-        for target in self.targets:
-            boxes.setdefault(target.node, []).append(target.all_regions)
-        most = most_wasteful(boxes, pixels, {demand.node: demand.work for demand in needs})
+        wanted = {target.node: NumberedRegions.alone(*target.all_regions) for target in self.targets}
+        most = most_wasteful(wanted, pixels, {demand.node: demand.work for demand in needs})
         wasteful = None if most is None else most.spec.tensor_id
         return FillPlan(tuple(regions), tuple(tensors), self.peak_memory, exact, self.band_count, wasteful)
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
-from infinite_tensor.engine.formulas import reads_of
+from infinite_tensor.engine.formulas import never_lacks, reads_of
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.plan import arg_starts, reach_error
 from infinite_tensor.errors import RegionError
@@ -481,6 +481,8 @@ def tile_states(target: Target) -> StateArray:
     node, start, stop = target.node, target.start, target.stop
     inventory = node.contents.inventory(node.spec, start, stop)
     states = inventory.states(node.spec.grid, *inventory.layout.box(start, stop))
+    if never_lacks(node):
+        states[states == "missing"] = "stored"
     if isinstance(target.wanted, WantedTiles):
         states[(states == "missing") & ~target.wanted.wanted] = SKIPPED
     return states

@@ -236,9 +236,9 @@ def warn_of_other_code(spec: TensorSpec) -> None:
 def warn_of_waste(names: str, pixels: int, work: int, most: str, window: Sequence[int]) -> None:
     """Warn that a read has computed far more pixels of an upstream tensor, `most`, than it returns."""
     warnings.warn(
-        f"a read of {pixels:,} pixels of {names} has computed {work:,} pixels of {most}, in windows of "
-        f"{tuple(window)}; give that a smaller window=, or map without window= and store=, which computes "
-        "only what is read; a coarser tensor can stand for it in coarsen(..., sources=). t.plan(region) lists the work",
+        f"reading {pixels:,} pixels of {names} has computed {work:,} pixels of {most}, in windows of {tuple(window)}. "
+        "Give that a smaller window=, or neither window= nor store=; from afar, give coarsen(..., sources=) a coarser "
+        "tensor. t.plan(region) lists the work",
         stacklevel=_level_of_caller(),
     )
 

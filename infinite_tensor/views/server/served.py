@@ -299,7 +299,7 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
     Return an estimate if there are too many windows to look up.
     """
     # This check takes less time than counting windows.
-    if not tensor.coverage(region, "missing").any():
+    if node_of(tensor).computation.formula is None and not tensor.coverage(region, "missing").any():
         return 0
     selection = parse(region, tensor.shape)
     bound = _bound(tensor, [*zip(selection.start, selection.stop, strict=True)], max(most, _MOST_PLANNED))

@@ -31,6 +31,7 @@ from infinite_tensor import (
     open_store,
     sl,
 )
+from tests.support.counting import Counted
 
 MODES = ("edge", "reflect", "symmetric", "wrap", "constant")
 REACH = 160
@@ -233,10 +234,13 @@ def test_work_that_is_mostly_waste_is_told_before_and_after() -> None:
     assert "give clone" in str(plan)
     with pytest.warns(UserWarning, match="has computed 1,048,576 pixels of .* in windows of"):
         world[region]
+    with pytest.warns(UserWarning, match="has computed 1,048,576 pixels"):
+        noise((None, None), seed=1).map(torch.clone, window=1024)[0, 0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         world[5110:5114, 5110:5114]  # once
         noise((None, None), seed=1).map(torch.clone, window=32).map(torch.neg)[30:34, 30:34]
+        noise((None, None), seed=1).map(torch.clone, window=512)[0, 0]
         deep = noise((None, None), seed=1)
         for _ in range(30):
             deep = deep.map(torch.neg, window=128)
@@ -358,6 +362,30 @@ def test_threads_that_use_a_function_first_get_the_same_windows() -> None:
         changes: list[Callable[[torch.Tensor], torch.Tensor]] = [torch.clone, torch.neg, torch.abs]
         for k, pixels in enumerate(results):
             assert torch.equal(pixels, changes[k % 3](expected[k * 40 : k * 40 + 100, 0:100]))
+
+
+def test_an_arg_that_fails_at_the_first_read_leaves_the_decision_to_the_next() -> None:
+    failures = [OSError("no")]
+
+    def failing(ctx: Sequence[int]) -> torch.Tensor:
+        if failures:
+            raise failures.pop()
+        return drawn(ctx)
+
+    tensor = InfiniteTensor((None, None), failing, TensorWindow((64, 64))).map(centred)
+    with pytest.raises(OSError, match="no"):
+        tensor[0:16, 0:16]
+    with pytest.warns(UserWarning, match="windows"):
+        small = tensor[0:16, 0:16]
+    assert torch.equal(small, tensor[0:64, 0:64][:16, :16])
+
+
+@pytest.mark.parametrize("at", [(0, 0), (63, 0), (0, 63), (63, 63), (30, 62), (-1, -64)])
+def test_finding_out_what_is_local_computes_no_window_that_the_read_does_not_need(at: tuple[int, int]) -> None:
+    f = Counted(drawn)
+    tensor = InfiniteTensor((None, None), f, TensorWindow((64, 64))).map(torch.neg)
+    tensor[at[0] : at[0] + 1, at[1] : at[1] + 1]
+    assert len(f.calls) == 1
 
 
 def test_one_thread_at_a_time_finds_out_what_is_local() -> None:

@@ -362,6 +362,23 @@ def test_a_map_tile_that_takes_too_much_shows_what_is_stored(world: InfiniteTens
         assert (coarse[32:, 32:, 3] < 255).all()
 
 
+def test_formulas_count_by_their_pixels() -> None:
+    calls: list[torch.Size] = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.shape)
+        return x + 1
+
+    formula = made().map(counted)
+    name = formula.tensor_id
+    with served(formula, settings=Settings(max_windows=32)) as server:
+        server.get(f"/{name}/0/0/0.png")  # chooses the colours
+        count = len(calls)
+        assert server.get(f"/{name}/-3/0/0.png").headers["cache-control"] == "no-store"
+        assert len(calls) == count
+        assert server.get(f"/{name}/0/0/0.png").headers["cache-control"] == "no-cache"
+
+
 def test_map_tiles_from_afar_come_from_a_coarser_source(tmp_path: Path) -> None:
     near, far = Counted(ramp), Counted(ramp)
     world = made(ZarrTileStore(tmp_path / "w.zarr", tile_size=SIDE), f=near)
