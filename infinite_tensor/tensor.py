@@ -687,7 +687,7 @@ class InfiniteTensor(Fillable):
             map of mountains as large as continents needs no pebbles. The pixels are those of the source, so they are as
             near to the means of this tensor as you have made them.
         store, tensor_id : optional
-            As for `InfiniteTensor`. Default: in memory, under a random name.
+            As for `InfiniteTensor`. Without a `store`, the result is a formula, computed where it is read and not kept.
 
         Returns
         -------
@@ -756,7 +756,7 @@ class InfiniteTensor(Fillable):
         ------
         ValidationError
             If an argument is not valid, in particular if `levels` is omitted and a dimension is unbounded, if this
-            tensor stores nothing and `store` is omitted, or if the store contains levels of another method.
+            tensor is a source and `store` is omitted, or if the store contains levels of another method.
         """
         # Imported here, because pipelines build on tensors.
         from infinite_tensor.pipelines.pyramid import pyramid  # noqa: PLC0415
@@ -784,7 +784,7 @@ class InfiniteTensor(Fillable):
         tensor_id: str | None = None,
         version: object = None,
     ) -> InfiniteTensor:
-        """Apply a function or network to this tensor, window by window.
+        """Apply a function or network to regions of this tensor.
 
         Equal to `map_windows` with this tensor as the only input.
 
@@ -1225,12 +1225,13 @@ class InfiniteTensor(Fillable):
         parts.append(f"dtype={self.dtype}")
         if self.device.type != "cpu":
             parts.append(f"device={str(self.device)!r}")
-        parts += [f"tensor_id={self.tensor_id!r}", f"output_window={self.output_window!r}"]
+        is_formula = self._node.computation.formula is not None
+        parts += [f"tensor_id={self.tensor_id!r}", *([] if is_formula else [f"output_window={self.output_window!r}"])]
         if self._spec.definition.output is not None:
             parts.append(f"output={show(self._spec.definition.output)}")
         if self.args:
             parts.append(f"args={[arg.tensor_id for arg in self.args]}")
-        return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store})"
+        return f"InfiniteTensor({', '.join(parts)}, {'formula' if is_formula else f'tile_store={self.tile_store}'})"
 
     def __len__(self) -> int:
         extent = self.shape[0]

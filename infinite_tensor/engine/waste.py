@@ -22,7 +22,7 @@ def most_wasteful(wanted: Mapping[Node, NumberedRegions], pixels: int, work: Map
 
     To read `pixels` pixels in the boxes `wanted`, ``work[node]`` pixels of each tensor are computed.
     """
-    # Only the windows of maps are chosen by this library, and not those of levels.
+    # The user chooses the windows of other tensors, and levels have those of tiles.
     computed = {
         node: count
         for node, count in work.items()

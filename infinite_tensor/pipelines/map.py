@@ -1,4 +1,4 @@
-"""`map_windows`: applies a function to whole tensors, window by window."""
+"""`map_windows`: applies a function to regions of tensors of any size."""
 
 from __future__ import annotations
 
@@ -77,12 +77,9 @@ def map_windows(
         Width of the border around the window that `fn` also gets, on each side, in pixels of the input.
     window : int, optional
         Pixels of the first input that one call computes, without the halo. Default, if there are windows: the size of
-        the tiles of the store, if it has a single one. Otherwise a length of at most 65536 for one dimension, 256 for
-        two, 64 for three, and 16 for more; without a `store`, 4096, 64, 32 and 16. These limits hold for a window of
-        the output, too. For a large halo, the length is doubled until the halo adds at most a third, as long as a
-        window has no more than 2**22 pixels, channels included; without a `store`, up to 65536, 256, 32 and 16. A
-        window is never longer than a finite dimension. The window is part of the definition of the tensor, and of its
-        default id.
+        the tiles of the store, if it has a single one; otherwise in two dimensions 256, and 64 without a `store`. It is
+        longer in one dimension or for a large halo, and shorter in more dimensions; `output_window` shows it. The
+        window is part of the definition of the tensor, and of its default id.
     scale : int, Fraction or float
         Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
         one that halves. The extent of the output is rounded up.

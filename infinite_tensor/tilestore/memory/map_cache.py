@@ -1,4 +1,4 @@
-"""The memory shared by all tensors that are computed in windows and were given no store."""
+"""The memory shared by all maps that are computed in windows and were given no store."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class _MapCache(MemoryTileStore):
 
 
 def map_cache() -> MemoryTileStore:
-    """Return the store of all windowed tensors without a store of their own.
+    """Return the store of all maps that have windows, but no store of their own.
 
-    These are tensors made by `map_windows`, in windows because of `window`, `batch_size` or a network. The least
-    recently used windows are dropped when all of them take more than an eighth of the machine's memory. To change the
-    limit, set ``map_cache().cache_size_bytes``.
+    They have windows because of `window`, `batch_size` or a network. A map with a `tensor_id` has a store of the same
+    size for itself. The least recently used windows are dropped when all of them take more than an eighth of the
+    machine's memory. To change the limit, set ``map_cache().cache_size_bytes``.
 
     Examples
     --------
