@@ -102,7 +102,6 @@ class _FreedBlocks:
     def __init__(self) -> None:
         # Freed pages by size. The size freed last is at the end.
         self._pages: dict[int, deque[mmap.mmap]] = {}
-        self._users: dict[int, weakref.ref[memoryview]] = {}
 
     def take(self, nbytes: int) -> memoryview:
         """Return a view of new or reused pages.
@@ -114,17 +113,14 @@ class _FreedBlocks:
         except (KeyError, IndexError):
             pages = _mapped(nbytes)
         view = memoryview(pages)
-        key = id(view)
-
-        def give_back(_view: object) -> None:
-            self._users.pop(key, None)
-            self._make_room()
-            held = self._pages.pop(nbytes, deque())
-            held.append(pages)
-            self._pages[nbytes] = held
-
-        self._users[key] = weakref.ref(view, give_back)
+        weakref.finalize(view, self._give_back, pages, nbytes).atexit = False
         return view
+
+    def _give_back(self, pages: mmap.mmap, nbytes: int) -> None:
+        self._make_room()
+        held = self._pages.pop(nbytes, deque())
+        held.append(pages)
+        self._pages[nbytes] = held
 
     def _make_room(self) -> None:
         while (kept := self._pages.copy()) and (
