@@ -259,31 +259,14 @@ def member_in(attributes: Mapping[str, Any]) -> str | None:
     return None
 
 
-def attributes_of_others(document: bytes) -> list[str]:
-    """List the attributes of other programs in a ``zarr.json``.
-
-    The list is empty if the document cannot be read.
-    """
-    attributes = _readable(document).get("attributes", {})
-    return [name for name in attributes if name != ATTRIBUTE] if isinstance(attributes, dict) else []
-
-
-def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
-    """Set this library's attributes in a ``zarr.json`` to `mark`.
-
-    The attributes of other programs, and everything else in the document, are kept.
-    """
-    found = parsed(document)
-    return dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
-
-
 def redefined(document: bytes, definition: Mapping[str, Any]) -> bytes:
     """Replace the definition in the ``zarr.json`` of a tensor's group.
 
     Attributes of others are kept. `definition` may have names that the tensor lacked, so that it becomes OME-Zarr.
     """
-    found, new = parsed(marked(document, definition)), parsed(tensor_document(definition))
-    return dumped({**found, "attributes": {**new["attributes"], **found["attributes"]}})
+    found, new = parsed(document), parsed(tensor_document(definition))["attributes"]
+    attributes = {**new, **found.get("attributes", {}), ATTRIBUTE: new[ATTRIBUTE]}
+    return dumped({**found, "attributes": attributes})
 
 
 def renamed(document: bytes, definition: Mapping[str, Any]) -> bytes:
@@ -309,17 +292,6 @@ def array_in(document: bytes) -> str | None:
         return "a Zarr array; choose another path"
     rows, shape, dtype = (str(blob.get(name))[:200] for name in ("rows", "shape", "dtype"))
     return f"a TensorBlob, not a store: {rows} rows of shape {shape} and {dtype}; TensorBlob.open reads it"
-
-
-def has_our_mark(document: bytes) -> bool:
-    """Return whether a ``zarr.json`` has attributes of this library.
-
-    Return False if the document cannot be parsed.
-    """
-    try:
-        return attributes_in(document) is not None
-    except ValueError:
-        return False
 
 
 def is_zarr_of_others(document: bytes) -> bool:

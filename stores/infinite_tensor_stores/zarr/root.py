@@ -25,10 +25,9 @@ from zarr.storage import LocalStore, StorePath
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Garbage
-from infinite_tensor.tilestore.messages import in_the_way
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor.tilestore.stored_definition import FORMAT
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, left_alone, read_file
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, left_alone, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import Stored
 from infinite_tensor_stores.targets import check_format, check_found, check_writable, innermost
@@ -37,13 +36,10 @@ from infinite_tensor_stores.zarr.layout import (
     Place,
     array_in,
     attributes_in,
-    attributes_of_others,
     group_document,
-    has_our_mark,
     incarnation_of,
     is_temporary,
     is_zarr_of_others,
-    marked,
     member_in,
     part_of,
 )
@@ -71,14 +67,11 @@ class _Folder:
         The names of the objects and folders directly in it.
     stranger : str or None
         The key of something in it that does not belong to this library.
-    marked : bool
-        Whether it contains a definition of this library.
     """
 
     name: str
     inside: list[str]
     stranger: str | None
-    marked: bool
 
 
 class Root:
@@ -139,25 +132,20 @@ class Root:
     def _open(self, mode: str) -> None:
         self._check_folder()
         (document,) = self._objects.get([DOCUMENT])
-        ours = None if document is None else self._mark_in(document)
-        if ours is not None:
-            check_format(ours["format"], self._owner)
-        found = "a Zarr group" if document is not None else None
+        if document is not None:
+            self._check_ours(document)
+        found = "a store" if document is not None else None
         if mode == "w-" and found is None and self._objects.run(self._names, ""):
             found = "something"
-        check_found(mode, self._owner, found, is_store=ours is not None, place=_PLACE)
+        check_found(mode, self._owner, found, is_store=True, place=_PLACE)
         if mode != "r":
             self._check_writable()
         # Tensors without a root, as after a deletion by mistake, get a new one.
         self.is_new = document is None and self._check_free() and mode == "a"
         if mode == "w":
             self._delete_ours()
-        if document is None:
-            if not self.is_new:
-                self._create(mode)
-        elif ours is None or (mode == "w" and ours != _MARK):
-            # Attributes of others are kept.
-            self._objects.put({DOCUMENT: marked(document, _MARK)})
+        if document is None and not self.is_new:
+            self._create(mode)
 
     def _create(self, mode: str) -> None:
         if not self._objects.run(self._objects.create, DOCUMENT, group_document(_MARK)):
@@ -206,10 +194,7 @@ class Root:
         """
         names = self._objects.run(self._names, "")
         if strangers := self._strangers(names):
-            raise StoreError(
-                f"{self._owner}: there is no store, but other data: {', '.join(map(repr, strangers))}; choose an empty "
-                "folder"
-            )
+            raise self._refused(f"other data: {', '.join(map(repr, strangers))}")
         if self._objects.root is None:
             # On remote storage, the check for another store would cost requests.
             return not names
@@ -231,17 +216,26 @@ class Root:
         if root is not None:
             check_writable(root, self._owner)
 
-    def _mark_in(self, document: bytes) -> dict[str, Any] | None:
-        """Return the mark of this library in the root's document.
+    def _refused(self, found: str) -> StoreError:
+        root = self._objects.root
+        inside = "exp.zarr/tensors" if root is None else str(root / "tensors")
+        return StoreError(
+            f"{self._owner}: there is no store, but {found}; choose {_PLACE}, or a new one inside, such as {inside!r}"
+        )
 
-        Return None if the root is another program's group.
+    def _check_ours(self, document: bytes) -> None:
+        """Check that the root's document is the document of a store.
+
+        Raise StoreError otherwise.
         """
         array = array_in(document)
         if array is not None:
             raise StoreError(f"{self._owner} must be a store, but there is {array}")
         try:
             ours = attributes_in(document)
-            member = None if ours is None else member_in(ours)
+            if ours is None:
+                raise self._without_mark()
+            member = member_in(ours)
             if member is not None and not self._named_as_ours():
                 raise StoreError(
                     f"{self._owner}: this is the folder of {member}, not a store; open the store in the folder "
@@ -249,25 +243,27 @@ class Root:
                 )
             if member is not None:
                 raise ValueError(f"the definition belongs to {member}")
-            if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
+            if not isinstance(ours.get("format"), int) or ours["format"] < 1:
                 raise ValueError(f"the format is {ours.get('format')!r}")
         except ValueError as error:
-            theirs = [*self._strangers(self._objects.run(self._names, "")), *attributes_of_others(document)]
-            if isinstance(document, Unreadable):
-                advice = "Move it away"
-            elif theirs:
-                strangers = f"there is also other data, such as {theirs[0]!r}"
-                advice = f"Restore it from a copy; {strangers}"
-            else:
-                advice = "It contains only the version of the store: delete it, and open the store with mode 'a'"
-            raise StoreError(f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
-        return ours
+            raise StoreError(
+                f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). Restore it from a copy, or move it "
+                "away, and open the store with mode 'a'"
+            ) from error
+        check_format(ours["format"], self._owner)
+
+    def _without_mark(self) -> Exception:
+        # With only tensors and groups around, the group is ours, but damaged.
+        names = [name for name in self._objects.run(self._names, "") if name != DOCUMENT]
+        if names and not self._strangers(names):
+            return ValueError("it contains no version of the store")
+        return self._refused("a Zarr group of another program")
 
     def _strangers(self, names: Iterable[str]) -> list[str]:
         async def find() -> list[str]:
             strangers: list[str] = []
             for name in names:
-                folder = await self._look(name) if _is_name_of_ours(name) else _Folder(name, [], name, marked=False)
+                folder = await self._look(name) if _is_name_of_ours(name) else _Folder(name, [], name)
                 if folder.stranger is not None and name != DOCUMENT:
                     strangers.append(folder.stranger)
                 if len(strangers) == _MOST_TOLD:
@@ -295,16 +291,6 @@ class Root:
             and self._objects.run(self._look, name).stranger is not None
         )
 
-    def check_free(self, name: str, what: str) -> None:
-        """Check that no other program has data in the folder `name`.
-
-        Raise StoreError otherwise. `what` is the tensor or group to keep in the folder, for the message.
-        """
-        # On remote storage, a listing would be an additional request. There, only mode 'w' checks the folder.
-        stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
-        if stranger is not None:
-            raise in_the_way(self._owner, stranger, what)
-
     def _delete_ours(self) -> None:
         """Delete all tensors and groups, and nothing else at the root.
 
@@ -315,7 +301,7 @@ class Root:
         """
         folders = self._objects.each(self._look, self._named_as_ours())
         for folder in folders:
-            if folder.stranger is not None and folder.marked:
+            if folder.stranger is not None and DOCUMENT in folder.inside:
                 raise StoreError(
                     f"{self._owner}: mode 'w' would delete {folder.stranger!r} of another program in {folder.name!r}; "
                     "move it away"
@@ -355,8 +341,7 @@ class Root:
         # On a local disk, a file is in the way of a folder with the same name.
         if not inside and self._objects.root is not None and await self._objects.store.exists(name):
             strangers.append(name)
-        marked = document is not None and has_our_mark(document)
-        return _Folder(name, inside, strangers[0] if strangers else None, marked)
+        return _Folder(name, inside, strangers[0] if strangers else None)
 
     async def _names(self, prefix: str) -> list[str]:
         found = dict.fromkeys(await self._objects.names_in(prefix))

@@ -196,10 +196,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
         self._root.begin()
         if name.startswith(GROUP):
-            self._root.check_free(name, f"group {document['group_id']!r}")
             self._objects.run(self._objects.create, self._document_path(name), group_document(document))
             return
-        self._root.check_free(name, f"tensor {document['tensor_id']!r}")
         place = Place.of(document)
         self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
         if self._objects.run(self._objects.create, self._document_path(name), tensor_document(document)):
