@@ -307,7 +307,7 @@ def test_a_zarr_store_of_an_unknown_format_is_an_error_that_says_what_to_do(tmp_
     root.write_text(
         json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"infinite_tensor": {"format": stored}}})
     )
-    with pytest.raises(StoreError, match=r"damaged.*delete it, and open the store with mode 'a'"):
+    with pytest.raises(StoreError, match=r"damaged.*move it away, and open the store with mode 'a'"):
         zarr_at(tmp_path)
     root.unlink()
     with zarr_at(tmp_path) as store:
