@@ -6,6 +6,7 @@ import difflib
 import math
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -116,21 +117,27 @@ def warn_of_damage(store: object, what: str) -> None:
     message = f"{store}: {what}; it is treated as missing, and computed again if the tensor was opened with its f"
     # Python may show a warning only once, but the log has every warning.
     LOG.debug("%s", message)
-    found = _damages.get()
+    reference = _damages.get()
+    found = None if reference is None else reference()
     if found is None:
         warnings.warn(message, DamagedDataWarning, stacklevel=3)
     else:
         found.append(message)
 
 
-_damages: ContextVar[list[str] | None] = ContextVar("infinite_tensor_damages", default=None)
+class _Damages(list[str]):
+    """Messages on the damages that one read finds."""
+
+
+# Weak, so that a read that is cut off between two lines by a signal silences no later one.
+_damages: ContextVar[weakref.ref[_Damages] | None] = ContextVar("infinite_tensor_damages", default=None)
 
 
 @contextmanager
 def one_warning_of_damage() -> Iterator[None]:
     """Issue a single warning for all damages: the first one, and the number of others."""
-    found: list[str] = []
-    before = _damages.set(found)
+    found = _Damages()
+    before = _damages.set(weakref.ref(found))
     try:
         yield
     finally:

@@ -35,6 +35,13 @@ _PAIR = (
 )
 
 
+@pytest.fixture(autouse=True)
+def grad_mode() -> Iterator[None]:
+    """`torch.no_grad` does not undo itself where a handler of a signal raises between two of its lines."""
+    yield
+    torch.set_grad_enabled(True)
+
+
 def pair(store: TileStore) -> Chain:
     """A chain of `ground` and `slope` alone, with larger windows: quick to compute, where storage is what matters."""
     return Chain(store, stages=_PAIR)
