@@ -33,6 +33,8 @@ _FEW = 2**14
 """Pixels of a tensor to look at, if fewer units than `_MOST` can do that."""
 _MARGINS = ((3, 2), (0, 5), (5, 0))
 """How much larger the outer region is before and after the inner one, in units. One is odd, for pairs of pixels."""
+_LEAST_MARGIN = (1, 0)
+"""The margin if each of these would need further windows: units may be as large as windows."""
 _DECIDING = Lock()
 
 
@@ -120,14 +122,12 @@ def _needed(formulas: Sequence[Node], top: Node, box: Box, most: int) -> tuple[l
     start, stop = box
     sides = [min(b - a, most * side) for a, b, side in zip(start, stop, top.grid.window.size, strict=True)]
     asked = _windows(boxes_under(formulas, top, (start, list(map(operator.add, start, sides)))))
-    first = None
-    for margins in itertools.product(_MARGINS, repeat=top.spec.grid.ndim):
+    ndim = top.spec.grid.ndim
+    for margins in (*itertools.product(_MARGINS, repeat=ndim), (_LEAST_MARGIN,) * ndim):
         needed = [boxes_under(formulas, top, region) for region in _surroundings(top, start, sides, margins)]
-        first = first or needed
         if _windows(needed[0]) == asked:
             return needed, False
-    assert first is not None
-    return first, True
+    return needed, True
 
 
 def _windows(needed: Mapping[Node, Sequence[Box]]) -> dict[Node, list[Box]]:
