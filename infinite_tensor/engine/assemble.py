@@ -86,7 +86,12 @@ class _Part:
 
     @cached_property
     def _pixel_bytes(self) -> float:
-        return nbytes_per_pixel(self.node)
+        found, units = nbytes_per_pixel(self.node), self.node.computation.formula
+        if units is not None and units.pixels > 1:
+            # One channel of a formula is computed with all others.
+            sizes = zip(units.grid.window.size, self.out.shape, strict=True)
+            found *= math.prod([max(1.0, side / n) for side, n in sizes if n])
+        return found
 
 
 def _largest_unit(node: Node) -> int:

@@ -18,7 +18,7 @@ from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_edge, coordinates_of, followed
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.functions import Formula, RegionWriter
+from infinite_tensor.support.functions import Calling, Formula, RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
 from infinite_tensor.tilestore.store import TileStore, contents_of
@@ -90,7 +90,7 @@ class Computation:
     args : tuple of Input
         The upstream tensors, each with the window through which it is read.
     units : Units or None
-        The smallest windows that `f` can compute; None if it can compute nothing but its windows.
+        The smallest windows, if they could be of any size: those of formulas, and of maps in memory.
     formula : Units or None
         These units, if regions are computed where they are read, and windows only as parts of regions.
     coordinates : int
@@ -121,8 +121,11 @@ class Computation:
         self.depth: int = max((upstream.node.computation.depth + 1 for upstream in self.args), default=0)
         self.computable: bool = self.f is not None and all(each.node.computation.computable for each in self.args)
         tensor = self.tensors[0]
-        self.units = _units(tensor.spec.grid, self.args) if isinstance(self.f, Formula) else None
-        is_formula = isinstance(self.f, Formula) and self.f.is_formula and not tensor.contents.outlives_process
+        formula = self.f if isinstance(self.f, Formula) and not tensor.contents.outlives_process else None
+        is_formula = formula is not None and formula.is_formula
+        # Windows of other tensors are those of the user, or of tiles.
+        is_free = is_formula or isinstance(formula, Calling)
+        self.units = _units(tensor.spec.grid, self.args) if is_free else None
         self.formula = self.units if is_formula else None
         self.settled = self.warned = False
         self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
@@ -222,6 +225,8 @@ class Units:
         The units.
     inputs : tuple of Input
         The args, each with the window through which a unit reads it.
+    pixels : int
+        The number of pixels of a unit.
     nbytes_per_pixel : float
         The memory for computing one of many pixels; 0 if not known yet.
     """
@@ -230,6 +235,7 @@ class Units:
     inputs: tuple[Input, ...]
 
     def __post_init__(self) -> None:
+        self.pixels = math.prod(self.grid.window.size)
         self.nbytes_per_pixel = 0.0
 
 

@@ -128,8 +128,15 @@ def pixels_in(boxes: Sequence[Box]) -> int:
 
 
 def most_bytes(needed: Mapping[Node, Sequence[Box]]) -> int:
-    """Return the memory of the tensor that takes most for its boxes, in bytes."""
-    return max(pixels_in(boxes) * node.spec.dtype.itemsize for node, boxes in needed.items())
+    """Return the memory of the tensor that takes most for its boxes, in bytes. Formulas compute whole units."""
+    return max(_pixels_of(node, boxes) * node.spec.dtype.itemsize for node, boxes in needed.items())
+
+
+def _pixels_of(node: Node, boxes: Sequence[Box]) -> int:
+    units = node.computation.formula
+    if units is None or units.pixels == 1:
+        return pixels_in(boxes)
+    return units.pixels * pixels_in([units.grid.box(*box) for box in boxes])
 
 
 def count_in(boxes: NumberedRegions) -> int:

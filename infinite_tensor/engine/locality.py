@@ -90,6 +90,9 @@ def _decided(
         try:
             for boxes, results in zip(needed, found, strict=True):
                 compute(formulas, boxes, pixels.__getitem__, results, keep=True)
+                for node, computed in results.items():
+                    # A function may return the same memory in each call.
+                    results[node] = Computed([(start, region.clone()) for start, region in computed.boxes])
         except Exception:  # noqa: BLE001  (of a user's function, which may take regions of some sizes only)
             failed = next(node for node in reversed(formulas) if boxes.get(node) and node not in results)
     for node in reversed(formulas):

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from infinite_tensor.engine.chain import Node, chain_of
 from infinite_tensor.engine.formulas import count_in, spread
 from infinite_tensor.engine.lifetimes import NumberedRegions
-from infinite_tensor.support.functions import Calling, Formula
 
 _LEAST = 2**18
 """Fewer pixels are computed without a word."""
@@ -22,13 +21,10 @@ def most_wasteful(wanted: Mapping[Node, NumberedRegions], pixels: int, work: Map
 
     To read `pixels` pixels in the boxes `wanted`, ``work[node]`` pixels of each tensor are computed.
     """
-    # The user chooses the windows of other tensors, and levels have those of tiles.
     computed = {
         node: count
         for node, count in work.items()
-        if node.computation.formula is None
-        and isinstance(node.computation.f, Formula)
-        and isinstance(node.computation.f, Calling)
+        if node.computation.units is not None and node.computation.formula is None
     }
     total = sum(computed.values())
     if total <= max(_LEAST, _PER_PIXEL * pixels):

@@ -14,6 +14,8 @@ import torch
 
 from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.engine.formulas import never_lacks
+from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Block, Blocks, Region, Selection, parse
@@ -173,6 +175,7 @@ def stored_pixels(
         contents.flush_if_requested()
         while True:
             with Views(CLAIMS.reader(None)) as views:
+                _settle(node, selection, views)
                 access = views.of(node)
                 spec = node.spec
                 out = new_result(selection.size, spec.dtype, spec.device, IN_PARTS)
@@ -198,6 +201,7 @@ def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tens
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
         with Views(CLAIMS.reader(None)) as views:
+            _settle(node, selections[0], views)
             access, spec, layout = views.of(node), node.spec, contents.layout(node.spec)
             tiles = [tuple(map(operator.floordiv, each.start, layout.tile_shape)) for each in selections]
             whole, found = set(access.whole(tiles)), []
@@ -208,6 +212,12 @@ def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tens
                     blocks.fill(block, out, access.read)
                 found.append(out)
             return found
+
+
+def _settle(node: Node, selection: Selection, views: Views) -> None:
+    # Other formulas have missing windows, and are not read.
+    if never_lacks(node) and all(selection.size):
+        settle(node, ([*selection.start], [*selection.stop]), views)
 
 
 def _copy(

@@ -225,7 +225,11 @@ def test_a_batch_has_always_as_many_regions() -> None:
     assert {*sizes} == {4}
 
 
-def test_work_that_is_mostly_waste_is_told_before_and_after() -> None:
+def crop(x: torch.Tensor) -> torch.Tensor:
+    return x[1:-1, 1:-1]
+
+
+def test_work_that_is_mostly_waste_is_told_before_and_after(tmp_path: Path) -> None:
     world = noise((None, None), seed=1).map(torch.clone, window=512).map(torch.neg)
     region = sl[510:514, 510:514]
     plan = world.plan(region)
@@ -248,6 +252,9 @@ def test_work_that_is_mostly_waste_is_told_before_and_after() -> None:
         small = noise((None, None), seed=1).map(torch.neg, window=128).map(lambda x: x[::16, ::16], scale=1 / 16)
         assert small.plan(sl[0:64, 0:64]).wasteful is None
         small[0:64, 0:64]
+        with open_store(tmp_path / "kept.zarr", "a") as store:
+            kept = noise((None, None), seed=1).map(crop, halo=1, store=store).map(crop, halo=1, store=store)
+            kept[2000:2064, 2000:2064]  # of both, whole tiles are kept
 
 
 def test_a_chain_may_be_hundreds_of_tensors_deep(tmp_path: Path) -> None:
@@ -364,6 +371,26 @@ def test_threads_that_use_a_function_first_get_the_same_windows() -> None:
             assert torch.equal(pixels, changes[k % 3](expected[k * 40 : k * 40 + 100, 0:100]))
 
 
+def test_a_channel_of_many_is_read_block_by_block() -> None:
+    most = [0]
+
+    def channels(x: torch.Tensor) -> torch.Tensor:
+        most[0] = max(most[0], 300 * x.numel() * x.element_size())
+        return x.expand(300, *x.shape)
+
+    numbers = noise((None, None), seed=1)
+    assert torch.equal(numbers.map(channels, channels=300)[7, 0:1024, 0:1024], numbers[0:1024, 0:1024])
+    assert most[0] <= 2**26
+
+
+def test_what_is_read_as_stored_is_looked_at_too() -> None:
+    tensor = noise((None, None), seed=1).map(centred)
+    with pytest.warns(UserWarning, match="windows"):
+        stored = tensor.stored_only(-9)[0:10, 0:10]
+    assert torch.equal(stored, torch.full((10, 10), -9.0))
+    assert tensor[0:10, 0:10].shape == (10, 10)
+
+
 def test_an_arg_that_fails_at_the_first_read_leaves_the_decision_to_the_next() -> None:
     failures = [OSError("no")]
 
@@ -415,6 +442,11 @@ def test_functions_may_return_the_same_memory_change_their_input_or_want_even_si
         return torch.mul(x, 2, out=memory.setdefault(tuple(x.shape), torch.empty(x.shape)))
 
     below = windows()
+    buffer = torch.zeros(200, 200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied = below.map(lambda x: buffer[: x.shape[0], : x.shape[1]].copy_(x))
+        assert torch.equal(copied[0:100, 0:30], below[0:100, 0:30])
     difference = map_windows(torch.sub, below.map(doubled), below.map(lambda x: x + 1).map(doubled))
     torch.testing.assert_close(difference[0:9, 0:9], torch.full((9, 9), -2.0))
     assert torch.equal(below.map(lambda x: x.sub_(1))[0:32, 0:32], below[0:32, 0:32] - 1)
