@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -306,6 +307,11 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(kept)
 
 
+def _first(place: str) -> str:
+    """Return the location before `_merged` made it unique. The state of a function may be reached by several args."""
+    return re.sub(r" \(\d+\)$", "", place)
+
+
 def changes(stored: Record, given: Record) -> Changes:
     """Describe the differences between two records of functions.
 
@@ -320,7 +326,11 @@ def changes(stored: Record, given: Record) -> Changes:
     is_same_code = not code and stored.code.keys() == given.code.keys()
     found = Changes(code, [], [], [])
     before, now = (
-        {item.place: item for item in record.items if item.kind not in (STAMP, LATE) and item.place not in ignored}
+        {
+            item.place: item
+            for item in record.items
+            if item.kind not in (STAMP, LATE) and _first(item.place) not in ignored
+        }
         for record in (stored, given)
     )
     known = {item.said for item in given.items}

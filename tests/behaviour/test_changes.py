@@ -27,6 +27,7 @@ from infinite_tensor import (
     ZarrTileStore,
     digest,
     from_array,
+    map_windows,
     noise,
     predict,
     sl,
@@ -41,6 +42,15 @@ DIMS = ("c", "y", "x")
 MEAN: Any = 0.25
 GAIN = 1.0
 models = types.ModuleType("tests.behaviour.models")
+
+
+calls = 0
+
+
+def counted(_: object) -> torch.Tensor:
+    global calls  # noqa: PLW0603  (such counters are common)
+    calls += 1
+    return torch.zeros(16, 16)
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
@@ -558,3 +568,11 @@ def test_in_memory_no_weights_are_hashed() -> None:
     assert id(net.weight) not in arrays._hashes
     digest(net)
     assert id(net.weight) in arrays._hashes
+
+
+def test_state_that_two_args_lead_to_is_no_change(tmp_path: Path) -> None:
+    for number in range(2):
+        below = InfiniteTensor((None, None), counted, TensorWindow((16, 16)))
+        both = map_windows(torch.sub, below.map(torch.neg), below, store=tmp_path / f"{number}.zarr")
+        both[0:3, 0:3]
+        both.tile_store.close()
