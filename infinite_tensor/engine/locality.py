@@ -25,16 +25,18 @@ from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.tilestore.messages import warn_of_windows
 from infinite_tensor.values.checks import differ
 
-_LEAST = 8
+_LEAST = 12
 """Shortest side of a region that is looked at without pixels around it, in units of the formula."""
 _MOST = 24
 """Longest side of a region to look at, in units."""
 _FEW = 2**14
 """Pixels of a tensor to look at, if fewer units than `_MOST` can do that."""
-_MARGINS = ((3, 2), (0, 5), (5, 0))
-"""How much larger the outer region is before and after the inner one, in units. One is odd, for pairs of pixels."""
-_LEAST_MARGIN = (1, 0)
-"""The margin if each of these would need further windows: units may be as large as windows."""
+_BEFORE, _AFTER = 7, 2
+"""How much farther the outer region reaches than the inner one, in units. Few functions take pixels by seven."""
+_PLACES = ((_BEFORE, _AFTER), (0, _BEFORE + _AFTER), (_BEFORE + _AFTER, 0))
+"""How much the outer region of a shorter one is larger before and after that."""
+_LEAST_PLACE = (1, 0)
+"""The same if each of these would need further windows: units may be as large as windows."""
 _DECIDING = Lock()
 
 
@@ -126,7 +128,7 @@ def _needed(formulas: Sequence[Node], top: Node, box: Box, most: int) -> tuple[l
     sides = [min(b - a, most * side) for a, b, side in zip(start, stop, top.grid.window.size, strict=True)]
     asked = _windows(boxes_under(formulas, top, (start, list(map(operator.add, start, sides)))))
     ndim = top.spec.grid.ndim
-    for margins in (*itertools.product(_MARGINS, repeat=ndim), (_LEAST_MARGIN,) * ndim):
+    for margins in (*itertools.product(_PLACES, repeat=ndim), (_LEAST_PLACE,) * ndim):
         needed = [boxes_under(formulas, top, region) for region in _surroundings(top, start, sides, margins)]
         if _windows(needed[0]) == asked:
             return needed, False
@@ -140,24 +142,26 @@ def _windows(needed: Mapping[Node, Sequence[Box]]) -> dict[Node, list[Box]]:
 
 
 def _surroundings(
-    top: Node, start: Sequence[int], sides: Sequence[int], margins: Sequence[tuple[int, int]]
+    top: Node, start: Sequence[int], sides: Sequence[int], places: Sequence[tuple[int, int]]
 ) -> tuple[Box, Box]:
-    """Return two regions, one around the other: the region of `sides` from `start` on, and one beside it."""
+    """Return two regions, one around the other, near the region of `sides` from `start` on."""
     outer: Box = ([], [])
     inner: Box = ([], [])
     units = top.grid.window.size
-    for d, (low, n, extent, unit, margin) in enumerate(zip(start, sides, top.spec.shape, units, margins, strict=True)):
-        before, after = (unit * each for each in margin)
-        around = within = low, low + n
-        if d in top.spec.grid.moving and n >= _LEAST * unit:
-            within = low + before, low + n - after
-        elif d in top.spec.grid.moving:
-            around = low - before, low + n + after
+    for d, (first, n, extent, unit, place) in enumerate(zip(start, sides, top.spec.shape, units, places, strict=True)):
+        low, high = first, first + n
+        if d in top.spec.grid.moving and n < _LEAST * unit:
+            low, high = low - place[0] * unit, high + place[1] * unit
             if extent is not None:
-                around = max(0, around[0]), min(extent, around[1])
-            if around == within and n > 2:
-                within = low + 1, low + n - 1
-        for region, (first, end) in ((outer, around), (inner, within)):
-            region[0].append(first)
-            region[1].append(end)
+                low, high = max(0, low), min(extent, high)
+        outer[0].append(low)
+        outer[1].append(high)
+        if d in top.spec.grid.moving:
+            length = -(-(high - low) // unit)
+            before = min(_BEFORE, max(length - _AFTER, length // 2))
+            # An odd number, for functions that take pixels in pairs.
+            before -= before > 0 and before % 2 == 0
+            low, high = low + before * unit, high - min(_AFTER, max(0, length - before - 1)) * unit
+        inner[0].append(low)
+        inner[1].append(high)
     return outer, inner

@@ -415,6 +415,14 @@ def test_finding_out_what_is_local_computes_no_window_that_the_read_does_not_nee
     assert len(f.calls) == 1
 
 
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 6, 8, 16])
+@pytest.mark.parametrize("size", [1, 9, 40])
+def test_functions_that_take_pixels_in_blocks_get_windows(period: int, size: int) -> None:
+    tensor = windows().map(lambda x: x * (torch.arange(x.shape[0]) % period == 0)[:, None])
+    with pytest.warns(UserWarning, match="windows"):
+        tensor[0:size, 0:size]
+
+
 def test_one_thread_at_a_time_finds_out_what_is_local() -> None:
     calls: list[threading.Thread] = []
     other_is_in = threading.Event()
