@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import zarr
 
 from tests.support.chain import open_chain_store
 from tests.support.files_of_a_store import Files
@@ -17,7 +15,6 @@ from tests.support.moments import Moment
 from tests.support.stores import sample
 
 RACES = 30
-ROOTS = pytest.mark.parametrize("theirs", [None, {"instrument": "S-1"}], ids=["a new store", "a group of others"])
 
 
 def race(team: Team, tensor_id: str, numbers: list[int]) -> list[str | None]:
@@ -73,47 +70,27 @@ def test_a_process_that_is_overtaken_while_it_creates_a_tensor_yields(
     assert Files(tmp_path).leavings == []
 
 
-def prepare(path: Path, theirs: dict[str, Any] | None) -> None:
-    if theirs is not None:
-        zarr.create_group(path, attributes=theirs)
-
-
-def check_root(path: Path, theirs: dict[str, Any] | None) -> None:
+def check_root(path: Path) -> None:
     found = json.loads((path / "zarr.json").read_bytes())["attributes"]
-    assert found == {**(theirs or {}), "infinite_tensor": {"format": 1}}
+    assert found == {"infinite_tensor": {"format": 1}}
 
 
-@ROOTS
-def test_processes_that_create_a_store_at_once_share_it(tmp_path: Path, theirs: dict[str, Any] | None) -> None:
+def test_processes_that_create_a_store_at_once_share_it(tmp_path: Path) -> None:
     with Team(4) as team:
         for number in range(RACES):
             path = tmp_path / str(number)
-            prepare(path, theirs)
             listed = team.together(*[(open_and_create, path, name) for name in "abcd"])
             assert all(name in ids for name, ids in zip("abcd", listed, strict=True))
-            check_root(path, theirs)
+            check_root(path)
             assert sorted(Files(path).tensors) == list("abcd")
             assert Files(path).leavings == []
 
 
-@pytest.mark.parametrize(
-    ("step", "theirs"),
-    [
-        ("read", None),
-        ("write", None),
-        ("os.link", None),
-        ("read", {"instrument": "S-1"}),
-        ("write", {"instrument": "S-1"}),
-        ("os.rename", {"instrument": "S-1"}),
-    ],
-)
-def test_a_process_that_is_overtaken_while_it_creates_a_store_shares_it(
-    tmp_path: Path, step: str, theirs: dict[str, Any] | None
-) -> None:
+@pytest.mark.parametrize("step", ["read", "write", "os.link"])
+def test_a_process_that_is_overtaken_while_it_creates_a_store_shares_it(tmp_path: Path, step: str) -> None:
     path = tmp_path / "s.zarr"
-    prepare(path, theirs)
     with Paused(path, Moment(step, r"^zarr\."), open_and_create, path, "a") as slow:
         assert open_and_create(path, "b") == ["b"]
         assert sorted(slow.go_on()) == ["a", "b"]
-    check_root(path, theirs)
+    check_root(path)
     assert Files(path).leavings == []
