@@ -122,14 +122,14 @@ def _needed(formulas: Sequence[Node], top: Node, box: Box, most: int) -> tuple[l
     """Return what two regions need, one around the other: all boxes of the formulas and their args.
 
     Both lie in `box`, if it is large enough. If not, they need no other windows of args than `box`, if possible. Also
-    return whether they do.
+    return whether they do need others.
     """
     start, stop = box
     sides = [min(b - a, most * side) for a, b, side in zip(start, stop, top.grid.window.size, strict=True)]
     asked = _windows(boxes_under(formulas, top, (start, list(map(operator.add, start, sides)))))
     ndim = top.spec.grid.ndim
-    for margins in (*itertools.product(_PLACES, repeat=ndim), (_LEAST_PLACE,) * ndim):
-        needed = [boxes_under(formulas, top, region) for region in _surroundings(top, start, sides, margins)]
+    for places in (*itertools.product(_PLACES, repeat=ndim), (_LEAST_PLACE,) * ndim):
+        needed = [boxes_under(formulas, top, region) for region in _surroundings(top, start, sides, places)]
         if _windows(needed[0]) == asked:
             return needed, False
     return needed, True
