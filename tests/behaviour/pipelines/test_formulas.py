@@ -383,6 +383,15 @@ def test_a_channel_of_many_is_read_block_by_block() -> None:
     assert most[0] <= 2**26
 
 
+def test_formulas_over_arrays_lack_nothing() -> None:
+    over_array = from_array(torch.ones(8, 8), dims=("y", "x")).map(plus_one)
+    assert over_array.is_filled()
+    assert over_array.coverage().all()
+    over_windows = windows().map(plus_one)
+    assert not over_windows.is_filled(sl[0:64, 0:64])
+    assert not over_windows.coverage(sl[0:64, 0:64]).any()
+
+
 def test_what_is_read_as_stored_is_looked_at_too() -> None:
     tensor = noise((None, None), seed=1).map(centred)
     with pytest.warns(UserWarning, match="windows"):
