@@ -436,7 +436,7 @@ def test_a_store_costs_three_requests_a_row(proxy: Proxy, server: S3Server, url:
 def test_a_server_that_is_down_is_told_of_in_time(server: S3Server, url: str) -> None:
     proxy = Proxy(server.url)
     options = {**server.options(), "endpoint_url": proxy.url}
-    store = ZarrTileStore(url, tile_size=TILE, storage_options=options, timeout=0.5)
+    store = ZarrTileStore(url, tile_size=TILE, storage_options=options, timeout=6.0)
     t = whole_tiles(store, Counted(VALUE))
     proxy.close()
     text = Page(t._repr_html_()).text
