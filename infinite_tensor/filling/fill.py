@@ -40,7 +40,7 @@ from infinite_tensor.filling.plan import (
 from infinite_tensor.filling.progress import FillReport, Reporting, Tally, TensorReport
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
+from infinite_tensor.geometry.window_sets import BoxUnion, windows_over
 from infinite_tensor.support.given import MemoryTooSmallError, quoted, whole_mebibytes, word
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import bytes_of
@@ -298,8 +298,7 @@ def _is_stored(node: Node, boxes: NumberedRegions) -> bool:
     starts, stops = boxes.starts, boxes.stops
     inventory = node.contents.inventory(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist())
     if inventory.empty:
-        regions = map(Intervals.of_box, starts.tolist(), stops.tolist())
-        return not any(IndexProduct.touching(node.spec.grid, region).count for region in regions)
+        return not windows_over(node.spec.grid, BoxUnion(starts, stops))
     return not len(inventory.missing(node.spec.grid, starts, stops))
 
 

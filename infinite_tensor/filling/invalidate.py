@@ -203,7 +203,8 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
     for node, selection in requests:
         root = family.enter(node.contents, node.spec)
         grid = family.tensors[root].grid
-        begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
+        region = None if selection is None else BoxUnion.of([selection.start], [selection.stop])
+        begun = all_windows(grid) if region is None else windows_over(grid, region)
         _join(wrong, root, begun)
         # Each call of f has computed windows for all outputs.
         for key in family.beside(root) if dependants else ():

@@ -24,12 +24,11 @@ from infinite_tensor.errors import RegionError
 from infinite_tensor.filling.cutting import shard_of_tiles
 from infinite_tensor.filling.mask import Boxes, Target, WantedTiles, clipped
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
-from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
+from infinite_tensor.geometry.window_sets import BoxUnion, gapless, pixels_of, same_windows, windows_over
 from infinite_tensor.support.tables import Tabular, bytes_of, count_of, shown_id, times_of
 from infinite_tensor.tilestore.inventory import Inventory, windows_over_tiles
 
 StateArray: TypeAlias = npt.NDArray[np.str_]
-Pixels: TypeAlias = "list[Intervals] | list[Boxes]"
 
 SKIPPED = "skipped"
 """The state of an unstored tile excluded by a mask."""
@@ -46,8 +45,8 @@ class Demand:
     ----------
     node : Node
         The tensor.
-    pixels : list of Intervals, or of bounds of regions
-        The pixels to read or to fill: bounds of regions if windows were counted one by one, otherwise intervals.
+    pixels : BoxUnion
+        The pixels to read or to fill.
     needed : int
         The number of windows over these pixels, stored or not. Windows computed only for another output of the same
         ``f`` count too.
@@ -64,7 +63,7 @@ class Demand:
     """
 
     node: Node
-    pixels: Pixels
+    pixels: BoxUnion
     needed: int
     missing: int
     runs: int
@@ -102,50 +101,60 @@ def estimated(targets: Sequence[Target]) -> Estimate:
 
     Masks are ignored.
     """
-    pixels: dict[Node, list[Intervals]] = {}
+    pixels: dict[Node, BoxUnion] = {}
     for target in targets:
-        pixels.setdefault(target.node, []).append(Intervals.of_box(target.start, target.stop))
+        _read(pixels, target.node, BoxUnion.of([target.start], [target.stop]))
     found: list[Demand] = []
     exact, outside = True, None
     for computation, nodes in consumers_first(list(pixels)).items():
-        needs = {node: WindowSet.touching(node.grid, pixels.get(node, ())) for node in nodes}
-        runs = WindowSet.all_of(
-            IndexProduct(part.coordinates[: computation.coordinates]) for need in needs.values() for part in need.parts
-        )
-        exact &= runs.exact and all(need.exact for need in needs.values())
-        for at, upstream in enumerate(computation.inputs):
+        needs = {node: windows_over(node.grid, pixels[node]) for node in nodes if node in pixels}
+        if not needs:
+            continue
+        runs = reduce(BoxUnion.joined, [_own(computation, need) for need in needs.values()])
+        exact &= runs.is_box
+        for at, upstream in enumerate(computation.inputs if runs else ()):
             if exact and outside is None:
-                outside = _outside(computation, at, runs)
-            exact &= separable(upstream.window)
-            read = (upstream.reads.intervals(part) for part in runs.parts)
-            pixels.setdefault(upstream.node, []).extend(filter(None, read))
+                ends = runs.low[0].tolist(), (runs.high[0] - 1).tolist()
+                outside = reach_error(computation, at, upstream, *ends)
+            exact &= gapless(upstream.window, runs)
+            _read(pixels, upstream.node, upstream.reads.pixels(runs))
         for node in computation.nodes:
-            made = WindowSet.all_of(part.within(node.grid) for part in runs.parts)
+            made = same_windows(runs, computation.coordinates, node.grid)
             # If f runs only for another output, all pixels of the windows count.
-            own = pixels.get(node) or [Intervals.covered(node.grid, part) for part in made.parts]
+            own = pixels.get(node) or pixels_of(node.grid, made)
             if not own:
                 continue
-            needed = WindowSet.all_of([*made.parts, *needs.get(node, WindowSet()).parts])
-            tiles = WindowSet.touching(node.contents.layout(node.spec).grid, own)
-            exact &= made.exact and needed.exact and tiles.exact
-            counts = needed.count(), made.count(), runs.count(), tiles.count() - uncovered_tiles(node, own)
-            _add(found, node, own, *counts)
+            needed = made.joined(needs[node]) if node in needs else made
+            tiles = _covered_tiles(node, own)
+            exact &= needed.is_box and tiles.is_box and gapless(node.spec.grid.window, needed)
+            _add(found, node, own, needed.count, made.count, runs.count, tiles.count)
     return Estimate(found, exact, outside)
 
 
-def _outside(computation: Computation, at: int, runs: WindowSet) -> RegionError | None:
-    for part in runs.parts:
-        first, last = zip(*[(int(indices[0]), int(indices[-1])) for indices in part.coordinates], strict=True)
-        error = reach_error(computation, at, computation.inputs[at], first, last)
-        if error is not None:
-            return error
-    return None
+def _read(pixels: dict[Node, BoxUnion], node: Node, more: BoxUnion) -> None:
+    if more:
+        pixels[node] = pixels[node].joined(more) if node in pixels else more
+
+
+def _own(computation: Computation, windows: BoxUnion) -> BoxUnion:
+    return BoxUnion.of(computation.own(windows.low), computation.own(windows.high))
+
+
+def _covered_tiles(node: Node, pixels: BoxUnion) -> BoxUnion:
+    """Return the tiles over `pixels` that windows cover."""
+    tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
+    low, high = grid.boxes(pixels.low, pixels.high)
+    some = (low < high).all(axis=1)
+    low, high = low[some], high[some]
+    tiles = tile_grid.boxes(pixels.low[some], pixels.high[some])
+    covered = tile_grid.boxes(grid.bounds(low)[0], grid.bounds(high - 1)[1])
+    return BoxUnion.of(np.maximum(tiles[0], covered[0]), np.minimum(tiles[1], covered[1]))
 
 
 def _add(
     found: list[Demand],
     node: Node,
-    pixels: Pixels,
+    pixels: BoxUnion,
     needed: int,
     made: int,
     runs: int,
@@ -164,21 +173,6 @@ def _add(
     found.append(Demand(node, pixels, needed, made, runs, tiles, work, inventory))
 
 
-def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """Count the tiles over `pixels` without any window.
-
-    The count may be too low. It is 0 if there are too many tiles or windows to count.
-    """
-    tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
-    tiles, covered = WindowSet(), WindowSet()
-    for part in pixels:
-        here, windows = IndexProduct.touching(tile_grid, part), IndexProduct.touching(grid, part)
-        tiles.add(here)
-        if windows.count:
-            covered.add(here.meet(IndexProduct.touching(tile_grid, Intervals.covered(grid, windows))))
-    return tiles.count() - covered.count() if tiles.countable and covered.countable else 0
-
-
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
     """Count the windows and tiles to compute, for each tensor in the chain.
 
@@ -192,7 +186,7 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
     """
     estimate = estimated(targets)
     inventories = {
-        demand.node: demand.node.contents.inventory(demand.node.spec, *_hull(demand.pixels))
+        demand.node: demand.node.contents.inventory(demand.node.spec, *demand.pixels.hull)
         for demand in estimate.demands
     }
     plain = all(target.is_whole for target in targets)
@@ -208,14 +202,6 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
 def share_of(targets: Sequence[Target]) -> Fraction:
     """Return the fraction of tiles selected by the masks of the targets; 1 without masks."""
     return Fraction(sum(target.tile_count for target in targets), sum(target.box_count for target in targets) or 1)
-
-
-def _hull(pixels: Pixels) -> tuple[list[int], list[int]]:
-    hulls = [
-        part.hull if isinstance(part, Intervals) else (part[0].min(axis=0), part[1].max(axis=0)) for part in pixels
-    ]
-    starts, stops = zip(*hulls, strict=True)
-    return np.min(starts, axis=0).tolist(), np.max(stops, axis=0).tolist()
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
@@ -254,7 +240,7 @@ def _add_formula(found: list[Demand], node: Node, pixels: dict[Node, list[Boxes]
         if len(read.starts):
             pixels.setdefault(upstream.node, []).append((read.starts, read.stops))
     units = int((stops - starts).prod(axis=1).sum()) // math.prod(node.grid.window.size)
-    _add(found, node, pixels[node], units, units, 0, 0)
+    _add(found, node, BoxUnion(starts, stops), units, units, 0, 0)
 
 
 def _add_named(
@@ -274,12 +260,12 @@ def _add_named(
         # An f with a single output is called only for readers of the output.
         assert pixels is not None
         needed = grid.points(*_joined(pixels))
-    pixels = pixels or [grid.bounds(made)]
-    tiles = layout.grid.points(*_joined(pixels))
+    own = _joined(pixels) if pixels else grid.bounds(made)
+    tiles = layout.grid.points(*own)
     first, last = windows_over_tiles(grid, layout, tiles)
     covered = tiles[np.asarray((first < last).all(axis=1))]
     incomplete = sum(tile not in inventory.complete for tile in as_tuples(covered))
-    _add(found, node, pixels, len(needed), len(made), len(windows), incomplete, inventory)
+    _add(found, node, BoxUnion(*own), len(needed), len(made), len(windows), incomplete, inventory)
 
 
 def _joined(regions: Sequence[Boxes]) -> Boxes:
@@ -309,17 +295,15 @@ def shares_of(demand: Demand, count: int) -> Iterator[Share]:
     The pixels of `demand` are cut into at most `count` shards. A window over several shards counts in each.
     """
     layout, grid = demand.node.contents.layout(demand.node.spec), demand.node.spec.grid
-    box = layout.box(*_hull(demand.pixels))
+    box = layout.box(*demand.pixels.hull)
     for rank in range(min(count, math.prod(map(operator.sub, *reversed(box))))):
         tiles = shard_of_tiles(*box, rank, count)
         start, stop = (list(map(operator.mul, side, layout.tile_shape)) for side in tiles)
-        spans = [part.within(start, stop) for part in demand.pixels if isinstance(part, Intervals)]
-        boxes = [clipped(part, start, stop) for part in demand.pixels if not isinstance(part, Intervals)]
-        regions = _joined([*boxes, *(span.boxes for span in spans)])
+        regions = clipped((demand.pixels.low, demand.pixels.high), start, stop)
         if not len(regions[0]):
             continue
         if demand.inventory is None:
-            missing = WindowSet.touching(grid, spans).count()
+            missing = windows_over(grid, BoxUnion(*regions)).count
         else:
             missing = len(demand.inventory.missing(grid, *regions))
         yield Share(*regions, missing)
@@ -409,7 +393,8 @@ class FillPlan(Tabular):
     peak_memory : int
         The expected peak memory of the fill in bytes, without the memory of ``f`` itself.
     exact : bool
-        Whether the counts are exact. Otherwise there are too many windows to check, and the counts are upper bounds.
+        Whether the counts are exact. Otherwise there are too many windows to check. The counts are upper bounds, and
+        are shown with "about".
     bands : int
         The number of bands into which the regions are cut. Bands are filled one after the other. With less memory,
         there are more bands.
@@ -462,6 +447,10 @@ class FillPlan(Tabular):
         bands = f" in {count_of(self.bands)} bands" if self.bands > 1 else ""
         waste = f"; give {shown_id(self.wasteful)} a smaller window=" if self.wasteful else ""
         return f"fill {filled or 'nothing'}{bands}, about {bytes_of(self.peak_memory)} of memory{bound}{waste}"
+
+    def _cells(self, figures: object) -> list[str]:
+        cells = super()._cells(figures)
+        return cells if self.exact else [f"about {cell}" if cell else cell for cell in cells]
 
 
 def tensor_plan(demand: Demand, pixels: int) -> TensorPlan:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from infinite_tensor.geometry.points import IntArray
-from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
-from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, IndexProduct, Intervals, readers_of
+from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed, starts_of
+from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, readers_of, split
 
 PADDINGS = ("error", "constant", "edge", "reflect", "symmetric", "wrap")
 
@@ -97,20 +97,14 @@ class ArgReads:
         images = _images(mode, extent, np.array([start]), np.array([stop]))
         return [(int(low[0]), int(high[0])) for low, high in images if low[0] < high[0]]
 
-    def intervals(self, windows: IndexProduct) -> Intervals | None:
+    def pixels(self, windows: BoxUnion) -> BoxUnion:
         """Return the pixels read by `windows`.
 
-        Return None if no pixel is read.
+        If windows leave very many gaps, the result also contains the pixels in the gaps.
         """
-        reached = Intervals.of_windows(self.window, windows)
-        starts, stops = list(reached.starts), list(reached.stops)
-        for d, (extent, mode) in self.padded.items():
-            images = _images(mode, extent, starts[d], stops[d])
-            low, high = (np.concatenate(bounds) for bounds in zip(*images, strict=True))
-            starts[d], stops[d] = _united(low[low < high], high[low < high])
-            if not len(starts[d]):
-                return None
-        return Intervals(tuple(starts), tuple(stops))
+        windows = split(self.window, windows)
+        starts, stops = starts_of(self.window, windows.low), starts_of(self.window, windows.high - 1) + self._size
+        return BoxUnion.of(*self.inside(np.empty(0, np.int64), starts, stops)[1:])
 
     def hulls(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, bool]:
         """Return the pixels of the arg needed to read boxes with padding.
@@ -192,15 +186,6 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
         low[(stops - 1) // period > starts // period] = 0
         high[(stops - extent) // period > (starts - extent + 1) // period] = extent - 1
     return [(low, high + 1)]
-
-
-def _united(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-    """Sort non-empty intervals, and join touching or overlapping intervals."""
-    order = np.argsort(starts, kind="stable")
-    starts, stops = starts[order], np.maximum.accumulate(stops[order])
-    apart = np.ones(len(starts), dtype=bool)
-    apart[1:] = starts[1:] > stops[:-1]
-    return starts[apart], stops[np.append(np.flatnonzero(apart)[1:] - 1, len(stops) - 1)] if len(starts) else stops
 
 
 def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:

@@ -134,18 +134,44 @@ class TestPlan:
     def test_arguments_that_skip_windows_are_counted_without_those(self) -> None:
         base = built(lambda _ctx: torch.ones(2), 2)
         t = built(lambda _ctx, x: x, 1, (base, TensorWindow((1,), stride=10)))
-        assert [tensor.windows for tensor in t.plan(sl[0 : 10**6]).tensors] == [10**6] * 2
+        plan = t.plan(sl[0 : 10**5])
+        assert plan.exact
+        assert [tensor.windows for tensor in plan.tensors] == [10**5] * 2
+
+    def test_gaps_are_counted_too_where_there_are_very_many_windows(self) -> None:
+        base = built(lambda _ctx: torch.ones(2), 2)
+        t = built(lambda _ctx, x: x, 1, (base, TensorWindow((1,), stride=10)))
+        plan = t.plan(sl[0 : 10**6])
+        assert not plan.exact
+        assert [tensor.windows for tensor in plan.tensors] == [5 * 10**6 - 4, 10**6]
+        assert "about 4,999,996" in repr(plan)
+        assert "about 4,999,996" in plan._repr_html_()
 
     def test_two_readers_of_one_tensor_are_counted_once(self) -> None:
         base = built(lambda _ctx: torch.ones(2), 2)
         t = built(lambda _ctx, x, y: x + y, 2, base, (base, TensorWindow((2,), offset=6)))
-        assert [tensor.windows for tensor in t.plan(sl[0 : 2 * 10**7]).tensors] == [10**7 + 3, 10**7]
+        plan = t.plan(sl[0 : 2 * 10**7])
+        assert not plan.exact
+        assert [tensor.windows for tensor in plan.tensors] == [10**7 + 3, 10**7]
+
+    def test_a_reader_of_what_another_one_reads_too_keeps_the_count_exact(self) -> None:
+        base = built(lambda _ctx: torch.ones(2), 2)
+        t = built(lambda _ctx, x, y: x + y[1:-1], 2, base, (base, TensorWindow((4,), 2, -1)))
+        plan = t.plan(sl[0 : 2 * 10**7])
+        assert plan.exact
+        assert [tensor.windows for tensor in plan.tensors] == [10**7 + 2, 10**7]
+
+    def test_windows_far_apart_are_counted_without_those_between(self) -> None:
+        base = built(lambda _ctx: torch.ones(2), 2)
+        t = built(lambda _ctx, x, y: x + y, 2, base, (base, TensorWindow((2,), offset=10**9)))
+        assert [tensor.windows for tensor in t.plan(sl[0 : 2 * 10**7]).tensors] == [2 * 10**7, 10**7]
 
     def test_what_is_too_large_to_look_at_is_bounded(self, t: InfiniteTensor) -> None:
         t[0:64, 0:64]
         plan = t.plan(sl[0 : 10**6, 0 : 10**6])
         assert not plan.exact
         assert "upper bounds" in str(plan)
+        assert "about 3,906,250,000" in str(plan)
         assert plan.windows == (10**6 // 16) ** 2
 
     def test_it_prints_as_a_table(self, store: ZarrTileStore) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
+from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, windows_over
 from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_bytes
 from infinite_tensor.support.interrupts import store_method
@@ -183,7 +183,7 @@ class MemoryContents(Contents):
             # A new spec object tells reads in progress about the change.
             kept.specs[tensor_id] = replace(kept.specs[tensor_id])
             doomed = windows.held(list(kept.windows.of(tensor_id)))
-            kept.drop(tensor_id, doomed, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid, windows)))
+            kept.drop(tensor_id, doomed, windows_over(kept.layout(spec).grid, pixels_of(spec.grid, windows)))
             return Dropped(windows=len(doomed))
 
     def tensor_ids(self, prefix: str = "") -> list[str]:

@@ -18,7 +18,7 @@ import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
+from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, windows_over
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.interrupts import store_method
 from infinite_tensor.tilestore.contents import Access, Contents
@@ -296,7 +296,7 @@ class PersistentContents(Contents):
             # The tensor was cleared, or recreated with another definition. Nothing of the old tensor is stored.
             return Dropped()
         record = self.registry.record_of(spec)
-        tiles = tiles_of(record.layout.grid, pixels_of(spec.grid, windows))
+        tiles = windows_over(record.layout.grid, pixels_of(spec.grid, windows))
         self.tiles.flush()
         self.raise_failure()
         new = replace(record)
