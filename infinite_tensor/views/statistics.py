@@ -1,8 +1,7 @@
 """Statistics of pixels, computed in one pass and in bounded memory.
 
-Results do not depend on the order of the pixels. Sums are exact. Quantiles are read from a histogram of 8 MiB, with a
-bin for each value of the leading 20 bits of float32. A value differs from the value of its bin by less than one part in
-2**11.
+Sums are those of blocks of pixels, in float64. Quantiles are read from a histogram of 8 MiB, with a bin for each value
+of the leading 20 bits of float32. A value differs from the value of its bin by less than one part in 2**11.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from infinite_tensor.filling.stored_only import whole_pixels
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.geometry.regions import Blocks, Selection, parse
 from infinite_tensor.pipelines.sources import is_source
-from infinite_tensor.support.exact import MOST, Moments
 from infinite_tensor.support.given import checked_flag, checked_workers, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.meaning import Code
@@ -35,6 +33,8 @@ from infinite_tensor.views.quantiles import LEADING, Bins, Numbers, exactly
 _Use: TypeAlias = Callable[[Numbers], None]
 _Add: TypeAlias = Callable[[Selection, BoolArray | None, torch.Tensor], None]
 
+MOST = 2**16
+"""Maximum number of values to add at once."""
 _MOST_LABEL = 2**12
 """Largest whole number with a separate bin among the bins of floats."""
 _BLOCK_PIXELS = 2**20
@@ -65,8 +65,8 @@ class Stats:
     min, max : int or float
         The smallest and the largest value. These two, `mean` and `std` are NaN if `count` is 0.
     mean, std : float
-        Mean and population standard deviation (the default of `numpy.std`). They are computed from exact sums, then
-        rounded.
+        Mean and population standard deviation (the default of `numpy.std`), in float64. The last digits may depend on
+        the order of pixels. The mean of integers is exact, up to a sum of ``2**53``.
     labels : dict of int to int, or None
         For integers and bools: the number of pixels of each value. For integers of 32 and 64 bits it is None unless all
         values are from -4096 to 4096; for floats it is always None.
@@ -399,8 +399,7 @@ class _Figures:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._moments = Moments()
-        self._infinite = 0.0
+        self._finite, self._sum, self._squares, self._infinite = 0, 0.0, 0.0, 0.0
         self._min, self._max = math.inf, -math.inf
         # Each small integer has its own bin. Other numbers are binned by the leading bits of a float32.
         self._small = not dtype.is_floating_point and dtype.itemsize <= 2
@@ -420,7 +419,25 @@ class _Figures:
             self._infinite += sum({*numbers[~finite].tolist()})
             numbers = numbers[finite]
         if len(numbers):
-            self._moments.add(numbers)
+            self._add_finite(numbers.astype(np.float64))
+
+    def _add_finite(self, numbers: npt.NDArray[np.float64]) -> None:
+        # Squares of deviations from the mean of the block, joined as by Chan, Golub and LeVeque (1979): squares of the
+        # numbers themselves would cancel where the mean is large.
+        with np.errstate(over="ignore"):
+            total = float(numbers.sum())
+            mean = self._within(total / len(numbers))
+            squares = float(np.square(numbers - mean).sum())
+        if self._finite:
+            apart = mean - self._within(self._sum / self._finite)
+            squares += apart * apart * (self._finite * len(numbers) / (self._finite + len(numbers)))
+        self._finite += len(numbers)
+        self._sum += total
+        self._squares += squares
+
+    def _within(self, mean: float) -> float:
+        # A mean is rounded, and a sum may leave the range of floats. Equal numbers have no deviation.
+        return float(min(max(mean, self._min), self._max))
 
     def _places(self, numbers: Numbers) -> npt.NDArray[np.intp]:
         if self._small:
@@ -444,7 +461,10 @@ class _Figures:
             none = math.nan
             return Stats(0, others.nan, others.nodata, missing, none, none, none, none, None if is_float else {})
         bins = self._bins(places)
-        mean, std = (self._infinite, math.nan) if self._infinite else (self._moments.mean, self._moments.std)
+        mean, std = self._infinite, math.nan
+        if not mean:
+            mean = self._within(self._sum / self._finite)
+            std = math.sqrt(self._squares / self._finite)
         counted = zip(bins.values.tolist(), bins.counts.tolist(), strict=True)
         return Stats(
             bins.count,
