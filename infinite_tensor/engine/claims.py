@@ -8,11 +8,11 @@ A read proceeds by depth: it begins with tensors without args, and ends with the
 it first computes the windows not yet stored or claimed by other reads. Then it waits for the windows claimed by other
 reads. If ``f`` raises in another read, this read computes the remaining windows.
 
-A nested read is a read made by an ``f``. Two threads must not wait for each other: one for a window, the other for the
-call of this ``f``. So a nested read does not wait for a thread waiting for the call of its own ``f``, directly or
-through other threads. If such a thread has begun a window, the nested read computes the window too, alone in a call. So
-an ``f`` may read windows computed in the same call. But if a call computes only one window and reads this window, the
-window needs itself, which is an error.
+A nested read, which is made by an ``f``, never waits for another thread. If another thread, or a call around the read,
+has begun a window, the nested read computes the window too, alone in a call. Who has begun windows
+only runs calls until the windows are stored, and calls wait for nobody, so there is no deadlock. An ``f`` may also read
+windows computed in the same call. But if a call computes only one window and reads this window, the window needs
+itself, which is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TypeAlias
 
 from infinite_tensor.engine.chain import Computation, Node
 from infinite_tensor.engine.plan import Workload
@@ -182,10 +181,6 @@ def is_nested() -> bool:
     return bool(_callers())
 
 
-_Wait: TypeAlias = tuple[frozenset[int], Work]
-"""The ids of a waiting thread and all calling threads, with the work for the awaited windows."""
-
-
 class Claims:
     """Records which windows are being computed by threads of this process."""
 
@@ -198,7 +193,6 @@ class Claims:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._works: dict[Computation, list[Work]] = {}
-        self._waits: dict[int, _Wait] = {}
         self._deposits = 0
 
     def reader(self, workers: int | None = None, notice: Callable[[Node, int], None] | None = None) -> Reader:
@@ -245,7 +239,6 @@ class Claims:
         An interrupt may keep a read from calling `leave`.
         """
         with self._lock:
-            self._waits.pop(threading.get_ident(), None)
             for peers in self._works.values():
                 peers[:] = [peer for peer in peers if peer.running.locked()]
             self._changed.notify_all()
@@ -268,7 +261,7 @@ class Claims:
         _calling.reset(worker.token)
         with self._lock:
             worker.work.workers.remove(worker)
-            self._tell()
+            self._changed.notify_all()
 
     def begin(self, worker: Worker) -> list[int]:
         """Claim windows for the next call of ``f``, and return their positions.
@@ -288,14 +281,10 @@ class Claims:
             self._deposits += 1
             for position in positions:
                 del worker.begun[worker.work.indices[position]]
-            self._tell()
-
-    def _tell(self) -> None:
-        if self._waits:
             self._changed.notify_all()
 
     def take_up(self, work: Work) -> bool:
-        """Wait for windows claimed by other reads.
+        """Wait for windows claimed by other reads, unless this read is nested.
 
         Return True if this read must compute some of the windows now.
 
@@ -305,47 +294,27 @@ class Claims:
             If one of these windows would need itself, because this read is part of computing it.
         """
         callers = _callers()
-        here = frozenset([threading.get_ident(), *(caller.thread for caller in callers)])
         while work.met:
             with self._lock:
                 held = work.holders()
                 mine = work.workload.absent([position for position in work.met if position not in held])
-                must = [position for position, holder in held.items() if self._waits_for(holder.thread, here)]
-                work.met = [position for position in held if mine or position not in must]
+                work.met = list(held)
                 if mine:
                     work.take(mine)
                     return True
-                if must:
-                    _check_needs(work, must, callers)
-                    work.take(must, singly=True)
+                if held and callers:
+                    _check_needs(work, work.met, callers)
+                    work.take(work.met, singly=True)
+                    work.met = []
                     return True
-                is_told = not held or self._wait(here, work)
+                is_told = not held or self._changed.wait(_SOON_SECONDS)
             show_interrupt()
             if not is_told:
-                # A holder may be in an `f` waiting for the current thread, with an awaited window not stored yet.
-                # `_waits_for` does not detect all such waits, so every holder must store finished windows.
+                # A holder may be in an `f` that waits for a thread of its own, which reads an awaited window not stored
+                # yet. So every holder must store finished windows.
                 for holder in set(held.values()):
                     holder.send()
         return False
-
-    def _wait(self, here: frozenset[int], work: Work) -> bool:
-        thread = threading.get_ident()
-        self._waits[thread] = here, work
-        try:
-            return self._changed.wait(_SOON_SECONDS)
-        finally:
-            del self._waits[thread]
-
-    def _waits_for(self, thread: int, others: frozenset[int]) -> bool:
-        """Check whether a thread is one of `others`, or waits for one, directly or through other threads."""
-        seen: set[int] = set()
-        unseen = {thread}
-        while unseen and unseen.isdisjoint(others):
-            seen |= unseen
-            # Ask for the current holders, because a waiting thread may not have noticed a change yet.
-            found = [work.holders() for waiting, work in self._waits.values() if not waiting.isdisjoint(unseen)]
-            unseen = {holder.thread for holders in found for holder in holders.values()} - seen
-        return bool(unseen)
 
 
 def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]) -> None:
