@@ -19,14 +19,12 @@ from infinite_tensor.tilestore.inventory import sources_first
 from infinite_tensor.tilestore.messages import check_same
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
-from infinite_tensor.values.blend import check_blend
-from infinite_tensor.values.checks import check_args
+from infinite_tensor.values.checks import check_args, check_on_device, checked_windows
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import Blend, BlendName, Definition, blend_name, functions_of, resolved_blend
 from infinite_tensor.values.reduction import (
     Reduction,
-    check_gathered_mean,
-    check_reduction,
+    checked_reduction,
     reduction_to_json,
     unknown_in,
 )
@@ -45,8 +43,7 @@ def open_tensor(
     """See `TileStore.open`."""
     if f is not None and not callable(f):
         raise ValidationError(f"f must be callable or None, got {quoted(f)}")
-    if reduce is not None and not isinstance(reduce, Reduction):
-        raise ValidationError(f"reduce must be a Reduction or None, got {quoted(reduce)}")
+    checked_reduction(reduce)
     tensor_id = checked_id(tensor_id)
     stored = _stored(store, tensor_id)
     definition = stored.definition
@@ -151,11 +148,9 @@ def _bind(
             )
     if reduce is not None:
         check_same(tensor_id, definition, replace(definition, reduction=reduction_to_json(reduce)), store)
-        check_reduction(reduce, definition.shape, definition.output_window, definition.dtype, device)
-    if not unknown_in(used):
-        check_gathered_mean(reduction, used, definition.output_window, definition.dtype, spec.blend_init)
-        check_blend(used, definition.gathered.dtype, device)
+    check_on_device(replace(spec, device=device, blend=used, reduction=reduction))
     if args:
+        checked_windows(args, [arg.window for arg in definition.args])
         check_args(tensor_id, spec.grid, args, definition.args)
     if f is not None:
         upstream = tuple(node_of(arg).spec.definition.functions for arg in args)

@@ -12,8 +12,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import EdgeName, TensorWindow, checked_edge, coordinates_of, followed
 from infinite_tensor.support.given import checked_id, quoted
 from infinite_tensor.support.nested import Key, leaves, show
-from infinite_tensor.values.blend import check_blend
-from infinite_tensor.values.checks import check_followed, check_output_window, checked_shape
+from infinite_tensor.values.checks import check_followed, check_on_device, checked_shape
 from infinite_tensor.values.definition import (
     ArgDefinition,
     Blend,
@@ -30,7 +29,7 @@ from infinite_tensor.values.definition import (
 )
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.functions import Functions
-from infinite_tensor.values.reduction import Reduction, check_gathered_mean, check_reduction, reduction_to_json
+from infinite_tensor.values.reduction import Reduction, checked_reduction, reduction_to_json
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -108,20 +107,14 @@ class Shared:
         """
         shape, dtype = checked_shape(output.shape), checked_dtype(output.dtype)
         edge = checked_edge(output.edge, shape)
-        check_output_window(output.window, shape, edge)
-        blend, reduction = resolved_blend(output.blend), output.reduce
-        if reduction is not None:
-            check_reduction(reduction, shape, output.window, dtype, self.device)
-        gathered_dtype = dtype if reduction is None else reduction.dtype
-        check_gathered_mean(reduction, blend, output.window, dtype, output.blend_init)
-        check_blend(blend, gathered_dtype, self.device)
+        blend, reduction = resolved_blend(output.blend), checked_reduction(output.reduce)
         definition = Definition(
             shape=shape,
             dtype=dtype,
             output_window=output.window,
             args=self.args,
             blend=blend_name(blend),
-            blend_init=json_scalar("blend_init", output.blend_init, gathered_dtype),
+            blend_init=json_scalar("blend_init", output.blend_init, dtype if reduction is None else reduction.dtype),
             version=self.version if isinstance(self.version, Content) else json_value("version", self.version),
             functions=functions_of(self.f, blend, self.upstream, reduction, told=self.version is not None),
             edge=edge,
@@ -130,7 +123,9 @@ class Shared:
             reduction=None if reduction is None else reduction_to_json(reduction),
         )
         tensor_id = checked_id("/".join((self.tensor_id, *key)))
-        return TensorSpec(tensor_id, definition, self.device, blend, output.blend_init, reduction=reduction)
+        spec = TensorSpec(tensor_id, definition, self.device, blend, output.blend_init, reduction=reduction)
+        check_on_device(spec)
+        return spec
 
     def specs(self, outputs: object) -> dict[Key, TensorSpec]:
         """Return the tensor specs for several outputs by key.

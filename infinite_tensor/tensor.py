@@ -39,10 +39,10 @@ from infinite_tensor.tilestore.inventory import TileState
 from infinite_tensor.tilestore.memory.map_cache import forget_after, map_cache
 from infinite_tensor.tilestore.messages import mismatch, warn_of_seams, warn_of_uncovered
 from infinite_tensor.tilestore.store import contents_of
-from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
     check_args,
     check_callable,
+    check_on_device,
     check_windows,
     checked_paddings,
     checked_windows,
@@ -63,7 +63,7 @@ from infinite_tensor.values.definition import (
 )
 from infinite_tensor.values.fingerprint import Item
 from infinite_tensor.values.meaning import Code, nodata_of
-from infinite_tensor.values.reduction import Reduction, check_reduction
+from infinite_tensor.values.reduction import Reduction
 from infinite_tensor.values.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -642,10 +642,7 @@ class InfiniteTensor(Fillable):
                     f"tensor {self.tensor_id!r} cannot be moved from {self.dtype} on {self.device} to {dtype} on "
                     f"{device}: {self.f.instead(dtype, device)}"
                 )
-            if self.reduce is None:
-                check_blend(self.blend, dtype, device)
-            else:
-                check_reduction(self.reduce, self.shape, self.output_window, dtype, device)
+            check_on_device(self._spec.moved(device, dtype))
             contents = contents_of(self.tile_store)
             # The lock prevents reads in between, with the former dtype or device.
             with contents.lock:

@@ -14,11 +14,11 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import Shape, TensorWindow, checked_edge
+from infinite_tensor.geometry.window import TensorWindow, checked_edge
 from infinite_tensor.support.given import as_index, checked_id, quoted
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tilestore.layout import layout_of, tile_shape_of
-from infinite_tensor.values.checks import check_followed, check_output_window, checked_shape
+from infinite_tensor.values.checks import check_spec, checked_shape
 from infinite_tensor.values.definition import (
     DEEPEST_JSON,
     ArgDefinition,
@@ -33,12 +33,7 @@ from infinite_tensor.values.definition import (
 from infinite_tensor.values.dtypes import dtype_of
 from infinite_tensor.values.functions import Functions, Record
 from infinite_tensor.values.meaning import StoredMeaning
-from infinite_tensor.values.reduction import (
-    check_gathered_mean,
-    check_reduction,
-    reduction_from_json,
-    reduction_to_json,
-)
+from infinite_tensor.values.reduction import reduction_from_json, reduction_to_json
 from infinite_tensor.values.spec import TensorSpec
 
 T = TypeVar("T")
@@ -153,28 +148,25 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
     window = TensorWindow.from_dict(_field(fields, "output_window"))
     edge = fields.get("edge")
     edge = None if edge is None else checked_edge(_typed(list, "edge", edge), shape)
-    check_output_window(window, shape, edge)
     reduction = None if fields.get("reduce") is None else reduction_from_json(fields["reduce"])
-    if reduction is not None:
-        check_reduction(reduction, shape, window, dtype, torch.device("cpu"))
     blend, blend_init = _field(fields, "blend"), scalar_from_json(_field(fields, "blend_init"))
-    check_gathered_mean(reduction, blend_of(blend), window, dtype, blend_init)
     functions = Record.from_json(_typed(dict, "functions", _field(fields, "functions")))
-    return Definition(
+    definition = Definition(
         shape=shape,
         dtype=dtype,
         output_window=window,
-        args=tuple(_arg(at, arg, shape) for at, arg in enumerate(_typed(list, "args", _field(fields, "args")))),
+        args=tuple(_arg(at, arg) for at, arg in enumerate(_typed(list, "args", _field(fields, "args")))),
         blend=blend,
         blend_init=json_scalar("blend_init", blend_init, dtype if reduction is None else reduction.dtype),
-        version=json_value("version", _field(fields, "version")),
+        version=_field(fields, "version"),
         functions=Functions.of_record(functions),
         edge=edge,
         output=_output(fields.get("output")),
         dims=checked_dims(fields.get("dims"), len(shape)),
         reduction=None if reduction is None else reduction_to_json(reduction),
-        meaning=None if fields.get("meaning") is None else StoredMeaning(fields["meaning"], shape),
     )
+    check_spec(StoredTensor(definition, None).spec(""))
+    return definition
 
 
 def _field(fields: Mapping[str, Any], name: str) -> Any:
@@ -189,10 +181,9 @@ def _typed(kind: type[T], name: str, value: object) -> T:
     return value
 
 
-def _arg(at: int, stored: object, shape: Shape) -> ArgDefinition:
+def _arg(at: int, stored: object) -> ArgDefinition:
     arg = _typed(dict, f"args[{at}]", stored)
     window = TensorWindow.from_dict(_field(arg, "window"))
-    check_followed(f"args[{at}].window", window, len(shape))
     digest, tensor_id = _field(arg, "digest"), arg.get("tensor_id")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ValidationError(f"args[{at}].digest must be 64 hexadecimal digits, got {digest!r:.200}")

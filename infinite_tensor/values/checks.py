@@ -13,8 +13,12 @@ from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import UNBOUNDED
 from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Edge, Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.given import as_index, members, number, quoted, word
+from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.definition import ArgDefinition, Padding, label_of, pixel_value
 from infinite_tensor.values.dtypes import checked_dtype
+from infinite_tensor.values.reduction import check_reduction
+from infinite_tensor.values.spec import TensorSpec
+from infinite_tensor.values.weights import check_mean
 
 
 def check_callable(f: object) -> None:
@@ -41,11 +45,29 @@ def checked_shape(shape: object) -> Shape:
     return tuple(extents)
 
 
-def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
-    """Check the output window of a tensor.
+def check_on_device(spec: TensorSpec) -> None:
+    """Check a spec as by `check_spec`, and that its blend works on its device."""
+    check_spec(spec)
+    check_blend(spec.blend, spec.gathered.dtype, spec.device)
 
-    Raise ValidationError if `window` is not valid for a tensor of shape `shape`.
+
+def check_spec(spec: TensorSpec) -> None:
+    """Check that the parts of a definition match each other, given by a user or stored.
+
+    Raise ValidationError if they do not. A reduction of the user is tried once, on a few pixels.
     """
+    definition = spec.definition
+    shape, window = definition.shape, definition.output_window
+    _check_output_window(window, shape, definition.edge)
+    for at, arg in enumerate(definition.args):
+        check_followed(f"args_windows[{at}]", arg.window, len(shape))
+    if spec.reduction is not None:
+        check_reduction(spec.reduction, shape, window, spec.dtype, spec.device)
+    gathered = spec.gathered
+    check_mean(gathered.blend, gathered.definition.output_window, gathered.dtype, gathered.blend_init)
+
+
+def _check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
     if not isinstance(window, TensorWindow):
         advice = "" if members(window) is None else f"; give TensorWindow({quoted(window)})"
         raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}{advice}")
@@ -92,14 +114,23 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:
-    """Check the arg windows of a tensor.
+    """Check that the windows of a tensor stay within its args, or have a padding.
 
     `grid` has the output windows of the tensor.
     """
-    checked_windows(args, [definition.window for definition in definitions])
     for at, (arg, definition) in enumerate(zip(args, definitions, strict=True)):
-        check_followed(f"args_windows[{at}]", definition.window, grid.ndim)
-        _check_known_extents(tensor_id, grid, at, arg, definition)
+        window = definition.window
+        for d, (k, extent) in enumerate(zip(followed(window), arg.shape, strict=True)):
+            first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
+            if definition.padding is not None and definition.padding[d].mode != "error":
+                continue
+            if extent is None or first <= -UNBOUNDED or last >= UNBOUNDED or first > last:
+                continue
+            low = first * window.stride[d] + window.offset[d]
+            high = last * window.stride[d] + window.offset[d] + window.size[d]
+            if low < 0 or high > extent:
+                label = label_of(d, arg.dims[d])
+                raise outside_arg(f"tensor {tensor_id!r}", at, arg.tensor_id, label, low, high, extent)
 
 
 def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding, ...] | None, ...]:
@@ -204,20 +235,6 @@ def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
                 f"{name}: dimension {d} follows window coordinate {k}, but the number of coordinates is only "
                 f"{coordinates} (numbered from 0); give a dimension_map"
             )
-
-
-def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, definition: ArgDefinition) -> None:
-    window = definition.window
-    for d, (k, extent) in enumerate(zip(followed(window), arg.shape, strict=True)):
-        first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
-        if definition.padding is not None and definition.padding[d].mode != "error":
-            continue
-        if extent is None or first <= -UNBOUNDED or last >= UNBOUNDED or first > last:
-            continue
-        low = first * window.stride[d] + window.offset[d]
-        high = last * window.stride[d] + window.offset[d] + window.size[d]
-        if low < 0 or high > extent:
-            raise outside_arg(f"tensor {tensor_id!r}", at, arg.tensor_id, label_of(d, arg.dims[d]), low, high, extent)
 
 
 def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: int, extent: int) -> RegionError:

@@ -24,7 +24,7 @@ from infinite_tensor.support.allocation import Array, as_array, as_tensor
 from infinite_tensor.support.given import checked_count, quoted, word
 from infinite_tensor.values.code import function_name
 from infinite_tensor.values.dtypes import checked_dtype, dtype_name
-from infinite_tensor.values.weights import Unknown, WeightedMean, check_mean, lifted
+from infinite_tensor.values.weights import Unknown, WeightedMean, lifted
 
 _Function = Callable[[torch.Tensor], torch.Tensor]
 ReductionName: TypeAlias = Literal["argmax", "softmax", "sigmoid"]
@@ -196,19 +196,23 @@ def reduction_from_json(stored: object) -> Reduction:
     return found
 
 
+def checked_reduction(given: object) -> Reduction | None:
+    """Return `given` if it is a Reduction or None, otherwise raise ValidationError."""
+    if given is not None and not isinstance(given, Reduction):
+        raise ValidationError(
+            f"reduce must be a Reduction or None, got {quoted(given)}; give, for example, "
+            "Reduction('argmax', in_channels=10)"
+        )
+    return given
+
+
 def check_reduction(
-    reduction: object, shape: Shape, window: TensorWindow, dtype: torch.dtype, device: torch.device
+    reduction: Reduction, shape: Shape, window: TensorWindow, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Check a reduction against the rest of a tensor.
 
-    Raise ValidationError if `reduction` is not a Reduction, or does not match the tensor. A function of the user is
-    tried once, on a few pixels.
+    Raise ValidationError if it does not match. A function of the user is tried once, on a few pixels.
     """
-    if not isinstance(reduction, Reduction):
-        raise ValidationError(
-            f"reduce must be a Reduction, got {quoted(reduction)}; give, for example, "
-            "Reduction('argmax', in_channels=10)"
-        )
     if reduction.function == _ARGMAX:
         largest = -1 if dtype.is_floating_point or dtype.is_complex else 1 if dtype is torch.bool else _largest(dtype)
         if largest < reduction.in_channels - 1:
@@ -250,18 +254,6 @@ def gathered_blend(reduction: Reduction | None, blend: Any) -> Any:
     """Return the blend of the gathered tensor."""
     adds_dimension = reduction is not None and reduction.out_channels is None
     return lifted(blend) if adds_dimension and isinstance(blend, WeightedMean) else blend
-
-
-def check_gathered_mean(
-    reduction: Reduction | None, blend: Any, window: TensorWindow, dtype: torch.dtype, blend_init: object
-) -> None:
-    """Check a weighted mean for the gathered tensor.
-
-    Raise ValidationError if the mean is not allowed. Do nothing for any other blend.
-    """
-    if reduction is not None:
-        window, dtype = gathered_window(reduction, window), reduction.dtype
-    check_mean(gathered_blend(reduction, blend), window, dtype, blend_init)
 
 
 def gathered_shape(reduction: Reduction, shape: Shape) -> Shape:

@@ -106,14 +106,18 @@ class TensorSpec:
         """The windows of the tensor."""
         return WindowGrid(self.definition.output_window, self.shape, self.definition.edge)
 
-    @cached_property
+    @property
     def gathered(self) -> TensorSpec:
         """The spec of the gathered tensor.
 
         The gathered tensor contains the unreduced values. Without a reduction, this is the spec itself.
         """
-        if self.reduction is None:
-            return self
+        # A spec that refers to itself would live, with what it holds, until the garbage collector runs.
+        return self if self.reduction is None else self._gathered
+
+    @cached_property
+    def _gathered(self) -> TensorSpec:
+        assert self.reduction is not None
         blend = gathered_blend(self.reduction, self.blend)
         return TensorSpec(self.tensor_id, self.definition.gathered, self.device, blend, self.blend_init)
 

@@ -208,7 +208,7 @@ def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
     return torch.from_numpy(weights)
 
 
-def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
+def _check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
     """Check the dtype of the values in a weighted mean.
 
     Raise ValidationError if values of this dtype cannot be averaged with these weights.
@@ -230,7 +230,7 @@ def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_in
     """
     if not isinstance(blend, WeightedMean):
         return
-    check_dtype(blend, dtype)
+    _check_dtype(blend, dtype)
     _check_window(blend, window)
     if blend_init is not None:
         raise ValidationError(f"blend {blend!r} takes no blend_init, got {quoted(blend_init)}; leave it out")

@@ -356,7 +356,7 @@ def test_a_reduction_that_there_is_not_is_refused(arguments: tuple[Any, ...], me
 @pytest.mark.parametrize(
     ("dtype", "reduce", "message"),
     [
-        ("uint8", "argmax", "reduce must be a Reduction, got 'argmax'; give"),
+        ("uint8", "argmax", "reduce must be a Reduction or None, got 'argmax'; give"),
         ("uint8", Reduction("argmax", 300), r"integer dtype for 0 to 299, got torch.uint8; declare .*int16"),
         ("float32", ARGMAX, "integer dtype for 0 to 4, got torch.float32"),
         ("uint8", Reduction("softmax", CHANNELS), "needs a floating-point dtype, got torch.uint8"),
