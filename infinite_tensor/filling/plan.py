@@ -111,11 +111,12 @@ def estimated(targets: Sequence[Target]) -> Estimate:
         if not needs:
             continue
         runs = reduce(BoxUnion.joined, [_own(computation, need) for need in needs.values()])
-        exact &= runs.is_box
+        exact &= runs.is_counted
         for at, upstream in enumerate(computation.inputs if runs else ()):
             if exact and outside is None:
-                ends = runs.low[0].tolist(), (runs.high[0] - 1).tolist()
-                outside = reach_error(computation, at, upstream, *ends)
+                ends = zip(runs.low.tolist(), (runs.high - 1).tolist(), strict=True)
+                errors = (reach_error(computation, at, upstream, *each) for each in ends)
+                outside = next(filter(None, errors), None)
             exact &= gapless(upstream.window, runs)
             _read(pixels, upstream.node, upstream.reads.pixels(runs))
         for node in computation.nodes:
@@ -126,7 +127,7 @@ def estimated(targets: Sequence[Target]) -> Estimate:
                 continue
             needed = made.joined(needs[node]) if node in needs else made
             tiles = _covered_tiles(node, own)
-            exact &= needed.is_box and tiles.is_box and gapless(node.spec.grid.window, needed)
+            exact &= needed.is_counted and tiles.is_counted and gapless(node.spec.grid.window, needed)
             _add(found, node, own, needed.count, made.count, runs.count, tiles.count)
     return Estimate(found, exact, outside)
 

@@ -23,6 +23,8 @@ FARTHEST = 2**53
 _FEW_POINTS = 2**20
 _FEW_BOXES = 2**6
 """Up to this number of boxes, boxes inside another one are looked for."""
+_MOST_CELLS = 2**16
+"""The maximum number of cells, between the ends of boxes, for counting points exactly."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,17 +77,24 @@ class BoxUnion:
         return tuple(self.low.min(axis=0).tolist()), tuple(self.high.max(axis=0).tolist())
 
     @property
-    def is_box(self) -> bool:
-        """Whether the points are those of one box, or none."""
-        return len(self.low) <= 1
+    def is_counted(self) -> bool:
+        """Whether there are few enough boxes for `count` to be exact."""
+        count, ndim = self.low.shape
+        return bool(count <= 1 or (2 * count) ** ndim <= _MOST_CELLS)
 
     @property
     def count(self) -> int:
-        """The number of points of a single box; an upper bound for several boxes."""
-        if not self:
-            return 0
-        hull = math.prod(b - a for a, b in zip(*self.hull, strict=True))
-        return hull if self.is_box else min(hull, sum(map(math.prod, (self.high - self.low).tolist())))
+        """The number of points, or an upper bound."""
+        if not self.is_counted:
+            hull = math.prod(b - a for a, b in zip(*self.hull, strict=True))
+            return min(hull, sum(map(math.prod, (self.high - self.low).tolist())))
+        # The ends of all boxes cut space into cells, each of them inside or outside of every box.
+        ends = [np.unique(along) for along in np.concatenate([self.low, self.high]).T]
+        cells = np.zeros([max(0, len(along) - 1) for along in ends], dtype=bool)
+        for box in np.stack([self.low, self.high], axis=2):
+            cells[tuple(slice(*np.searchsorted(*each)) for each in zip(ends, box, strict=True))] = True
+        sizes = [[along[1:][i] - along[:-1][i] for i in at] for along, at in zip(ends, cells.nonzero(), strict=True)]
+        return sum(math.prod(map(int, size)) for size in zip(*sizes, strict=True))
 
     @property
     def most_points(self) -> float:

@@ -151,7 +151,7 @@ class TestPlan:
         base = built(lambda _ctx: torch.ones(2), 2)
         t = built(lambda _ctx, x, y: x + y, 2, base, (base, TensorWindow((2,), offset=6)))
         plan = t.plan(sl[0 : 2 * 10**7])
-        assert not plan.exact
+        assert plan.exact
         assert [tensor.windows for tensor in plan.tensors] == [10**7 + 3, 10**7]
 
     def test_a_reader_of_what_another_one_reads_too_keeps_the_count_exact(self) -> None:
@@ -164,7 +164,20 @@ class TestPlan:
     def test_windows_far_apart_are_counted_without_those_between(self) -> None:
         base = built(lambda _ctx: torch.ones(2), 2)
         t = built(lambda _ctx, x, y: x + y, 2, base, (base, TensorWindow((2,), offset=10**9)))
-        assert [tensor.windows for tensor in t.plan(sl[0 : 2 * 10**7]).tensors] == [2 * 10**7, 10**7]
+        plan = t.plan(sl[0 : 2 * 10**7])
+        assert plan.exact
+        assert [tensor.windows for tensor in plan.tensors] == [2 * 10**7, 10**7]
+
+    @pytest.mark.parametrize(("dims", "exact"), [(1, True), (7, False)])
+    def test_places_that_overlap_are_counted_once_in_few_dimensions(self, dims: int, exact: bool) -> None:
+        window = TensorWindow((2,) * dims)
+        base = built(lambda _ctx: torch.ones((2,) * dims), window)
+        reads = [(base, TensorWindow((2,) * dims, None, (2 * number,) * dims)) for number in range(3)]
+        t = built(lambda _ctx, *read: sum(read), window, *reads)
+        along = {1: 10**7, 7: 12}[dims]
+        plan = t.plan((slice(0, 2 * along),) * dims)
+        assert plan.exact == exact
+        assert [tensor.windows for tensor in plan.tensors] == [(along + 2) ** dims, along**dims]
 
     def test_what_is_too_large_to_look_at_is_bounded(self, t: InfiniteTensor) -> None:
         t[0:64, 0:64]
