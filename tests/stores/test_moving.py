@@ -121,6 +121,18 @@ def test_a_move_that_cannot_be_changes_nothing() -> None:
     assert torch.equal(t[0:4], before)
 
 
+@pytest.mark.parametrize(
+    ("blend", "wrong", "reason"), [("max", "complex64", "does not work on"), ("hann", "int32", "represent fractions")]
+)
+def test_a_move_to_a_dtype_that_the_blend_does_not_know_changes_nothing(blend: Any, wrong: str, reason: str) -> None:
+    t = made(Typed(), blend=blend)
+    before = t[0:4]
+    with pytest.raises(ValidationError, match=reason):
+        t.to(getattr(torch, wrong))
+    assert t.dtype == torch.float32
+    assert torch.equal(t[0:4], before)
+
+
 def test_a_move_that_fails_midway_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     f = Typed()
     t = made(f)
