@@ -22,7 +22,7 @@ from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.checks import differ
 from infinite_tensor.values.code import Modes
-from infinite_tensor.values.fingerprint import STATE, Item, Look, networks_in
+from infinite_tensor.values.fingerprint import STATE, Item, Look
 from infinite_tensor.values.functions import first_look
 
 Index: TypeAlias = tuple[int, ...]
@@ -151,7 +151,7 @@ class BatchedNetwork(CallingNetworks):
         self.told, self.stored = told, stored
         if stored and not self.is_lazy:
             # Hash values now, because a call of the network may change them.
-            self.looked.hash()
+            self.looked.digest()
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """Set the expected shape and dtype of each output.
@@ -298,11 +298,13 @@ def device_of(net: object) -> torch.device:
 
     `net` is a network, or a function that calls networks. Return the CPU if there are no parameters.
     """
-    return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
+    return next(
+        (each.device for network in Look(net, "f").networks for each in network.parameters()), torch.device("cpu")
+    )
 
 
 def _dtypes_of(net: object) -> set[torch.dtype]:
-    parameters = [each for network in networks_in((net,)) for each in network.parameters()]
+    parameters = [each for network in Look(net, "f").networks for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
 
 

@@ -277,6 +277,10 @@ def _kind_of(tensor: torch.Tensor) -> str:
     return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
 
 
+_hashes: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str]] = {}
+"""Known digests by tensor id, each with the tensor's `state_of` at the time of hashing."""
+
+
 def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
     """Return dtype, shape and hashes of a tensor, as a text.
 
@@ -284,31 +288,22 @@ def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
     tensor has no readable values.
     """
     if is_lazy(tensor) or tensor.is_meta:
-        state = "belongs to a lazy module that was not called yet" if is_lazy(tensor) else "is on the device meta"
-        raise ValidationError(f"digest: {name[1:]!r} {state}, and has no values; load the weights first")
+        reason = "belongs to a lazy module that was not called yet" if is_lazy(tensor) else "is on the device meta"
+        raise ValidationError(f"digest: {name[1:]!r} {reason}, and has no values; load the weights first")
     try:
-        return _hashed(tensor)
+        key, state = id(tensor), state_of(tensor)
+        known = _hashes.get(key)
+        if known is not None and known[0]() is tensor and state is not None and known[1] == state:
+            return known[2]
+        # The extent of a nested dimension is a symbol, valid only in this process.
+        shape = [extent if isinstance(extent, int) else "nested" for extent in tensor.shape]
+        said = " ".join((str(tensor.dtype), str(shape), *_parts_said(tensor.detach())))
     except (RuntimeError, TypeError) as error:
         raise ValidationError(
             f"digest: the bytes of {name[1:]!r} ({type(tensor).__name__}, {tensor.dtype}, {tensor.layout}) "
             f"cannot be read: {error}; set version= to a text for the weights, such as the name of a checkpoint"
         ) from error
-
-
-_hashes: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str]] = {}
-"""Known digests by tensor id, each with the tensor's `state_of` at the time of hashing."""
-
-
-def _hashed(tensor: torch.Tensor) -> str:
-    state = state_of(tensor)
-    known = _hashes.get(id(tensor))
-    if known is not None and known[0]() is tensor and state is not None and known[1] == state:
-        return known[2]
-    # The extent of a nested dimension is a symbol, valid only in this process.
-    shape = [extent if isinstance(extent, int) else "nested" for extent in tensor.shape]
-    said = " ".join((str(tensor.dtype), str(shape), *_parts_said(tensor.detach())))
     if state is not None:
-        key = id(tensor)
         _hashes[key] = weakref.ref(tensor, lambda _: _hashes.pop(key, None)), state, said
     return said
 
@@ -338,11 +333,7 @@ def _parts_said(tensor: torch.Tensor) -> list[str]:
         dense = dense.cpu().contiguous()
     flat = dense.reshape(-1).view(torch.uint8)
     leaves = [flat[start : start + _LEAF] for start in range(0, len(flat), _LEAF)]
-    return on_threads(_sha256, leaves, torch.get_num_threads())
-
-
-def _sha256(leaf: torch.Tensor) -> str:
-    return hashlib.sha256(leaf.cpu().numpy().data).hexdigest()
+    return on_threads(lambda leaf: hashlib.sha256(leaf.cpu().numpy().data).hexdigest(), leaves, torch.get_num_threads())
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -472,7 +463,7 @@ def stamps_of_file(path: str | os.PathLike[str]) -> Stamps:
     The stamp of a file is its size and modification time. The stamp of a folder covers all files in it.
     """
     found = Path(path).absolute()
-    return _told(str(found), lambda: _of_folder(found) if found.is_dir() else _of_status(found.stat()))
+    return _told(str(found), lambda: _of_folder(found) if found.is_dir() else _of_status(found))
 
 
 def stamps_of_place(place: str) -> Stamps:
@@ -492,7 +483,7 @@ def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
     held = [each for each in files if not each.endswith(_BESIDE)]
     if held == [path] or not all(map(os.path.exists, held)):
         return stamps_of_place(path)
-    return _told(path, lambda: _listed((each, _of_status(Path(each).stat())) for each in held))
+    return _told(path, lambda: _listed((each, _of_status(Path(each))) for each in held))
 
 
 def stamps_of_array(array: Any, file: str | None) -> Stamps:
@@ -532,25 +523,28 @@ def _told(place: str, stamp: Callable[[], str | None]) -> Stamps:
     return {} if found is None else {place: found}
 
 
-def _of_status(status: os.stat_result) -> str:
+def _of_status(path: Path) -> str:
+    status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _listed(entries: Iterable[tuple[str, str]]) -> str:
-    said = "\n".join(sorted(f"{key} {entry}" for key, entry in entries))
+def _listed(entries: Iterable[tuple[str, str | None]]) -> str | None:
+    """Return the stamp of several files, or None if nothing is known of one of them."""
+    found = dict(entries)
+    if not found or None in found.values():
+        return None
+    said = "\n".join(sorted(f"{key} {entry}" for key, entry in found.items()))
     return hashlib.sha256(said.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _of_folder(folder: Path) -> str | None:
-    files = (Path(at, name) for at, _, names in os.walk(folder, onerror=_raised, followlinks=True) for name in names)
+    def refuse(error: OSError) -> None:
+        raise error
+
+    files = (Path(at, name) for at, _, names in os.walk(folder, onerror=refuse, followlinks=True) for name in names)
     some = list(itertools.islice(files, _MOST_FILES + 1))
-    if len(some) > _MOST_FILES:
-        return None
-    return _listed((each.relative_to(folder).as_posix(), _of_status(each.stat())) for each in some)
-
-
-def _raised(error: OSError) -> None:
-    raise error
+    is_short = len(some) <= _MOST_FILES
+    return _listed((each.relative_to(folder).as_posix(), _of_status(each)) for each in some) if is_short else None
 
 
 def _of_url(url: str) -> str | None:
@@ -585,7 +579,7 @@ def _of_zarr(array: Any) -> Stamps:
         place = f"{store.path}/{path}".rstrip("/")
         return _told(place, lambda: _of_objects(store.fs, place))
     if isinstance(store, ObjectStore):
-        return _told(f"{store.store} {path}", lambda: _all_told(_objects(store.store, path)))
+        return _told(f"{store.store} {path}", lambda: _listed(_objects(store.store, path)))
     return {}
 
 
@@ -598,7 +592,7 @@ def _of_objects(files: Any, path: str) -> str | None:
         options = {name: value for name, value in files.storage_options.items() if name not in ("asynchronous", "loop")}
         waiting = type(files)(*files.storage_args, **options)
     waiting.invalidate_cache()
-    return _all_told((name, _entry(info)) for name, info in waiting.find(path, detail=True).items())
+    return _listed((name, _entry(info)) for name, info in waiting.find(path, detail=True).items())
 
 
 def _objects(store: Any, prefix: str) -> Iterator[tuple[str, str | None]]:
@@ -607,9 +601,3 @@ def _objects(store: Any, prefix: str) -> Iterator[tuple[str, str | None]]:
     for page in obstore.list(store, prefix or None):
         for each in page:
             yield each["path"], _entry(each)
-
-
-def _all_told(entries: Iterable[tuple[str, str | None]]) -> str | None:
-    found = list(entries)
-    known = [(key, entry) for key, entry in found if entry is not None]
-    return _listed(known) if known and len(known) == len(found) else None

@@ -94,16 +94,27 @@ def name_of(kind: type) -> str:
     return f"{module}.{kind.__qualname__}" if is_known else kind.__qualname__
 
 
-def bare(module: nn.Module) -> nn.Module:
-    """Unwrap a compiled or data-parallel module."""
-    while True:
-        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            module = module.module
-        elif name_of(type(module)) == "torch._dynamo.eval_frame.OptimizedModule":
-            # Compared by name, because importing the class would import the compiler.
-            module = module.get_submodule("_orig_mod")
-        else:
-            return module
+def _inside(value: Any) -> Any:  # noqa: PLR0911  (one case for each kind)
+    """Return what a wrapper wraps, or the value itself if it is no wrapper."""
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        if issubclass(kind, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            return value.module
+        # Compared by name, because importing the class would import the compiler.
+        is_compiled = name_of(kind) == "torch._dynamo.eval_frame.OptimizedModule"
+        return value.get_submodule("_orig_mod") if is_compiled else value
+    if issubclass(kind, staticmethod | classmethod):
+        return value.__func__
+    if issubclass(kind, weakref.ref):
+        return weakref.ref.__call__(value)
+    if issubclass(kind, types.FunctionType):
+        # Any other wrapper is walked as code, and thus reaches the function inside.
+        return value.__dict__.get("_torchdynamo_orig_callable", value)
+    if issubclass(kind, type) or not callable(value) or not is_installed(str(kind.__module__)):
+        return value
+    # For example a cached function, or one compiled by numba.
+    held = getattr(value, "__dict__", {})
+    return next((held[name] for name in ("__wrapped__", "py_func") if callable(held.get(name))), value)
 
 
 def unwrapped(value: Any) -> Any:
@@ -111,28 +122,9 @@ def unwrapped(value: Any) -> Any:
 
     These are wrappers for compilation, caching and data parallelism, static and class methods, and weak references.
     """
-    while True:
-        kind = type(value)
-        if issubclass(kind, nn.Module):
-            return bare(value)
-        if issubclass(kind, staticmethod | classmethod):
-            value = value.__func__
-        elif issubclass(kind, weakref.ref):
-            value = weakref.ref.__call__(value)
-        elif issubclass(kind, types.FunctionType):
-            # Any other wrapper is walked as code, and thus reaches the function inside.
-            if "_torchdynamo_orig_callable" not in value.__dict__:
-                return value
-            value = value.__dict__["_torchdynamo_orig_callable"]
-        elif not issubclass(kind, type) and callable(value) and is_installed(str(kind.__module__)):
-            # For example a cached function, or one compiled by numba.
-            held = getattr(value, "__dict__", {})
-            inner = [held[name] for name in ("__wrapped__", "py_func") if callable(held.get(name))]
-            if not inner:
-                return value
-            value = inner[0]
-        else:
-            return value
+    while (inner := _inside(value)) is not value:
+        value = inner
+    return value
 
 
 def innermost(function: Any) -> Any:
@@ -142,20 +134,15 @@ def innermost(function: Any) -> Any:
             function = function.func
         elif top(type(function).__module__) in OURS and hasattr(function, "__wrapped__"):
             function = function.__wrapped__
-        elif (inner := unwrapped(function)) is not function:
+        elif (inner := _inside(function)) is not function:
             function = inner
         else:
             return function
 
 
-def is_anonymous(function: object) -> bool:
-    """Whether a function is a lambda, a partial, or a callable object."""
-    return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
-
-
 def function_name(function: Any) -> str:
-    """Return the module and qualified name of a function, or "<anonymous>"."""
-    if is_anonymous(function):
+    """Return the module and qualified name of a function, or "<anonymous>" for a lambda, a partial or an object."""
+    if "<lambda>" in getattr(function, "__qualname__", "<lambda>"):
         return "<anonymous>"
     module = getattr(function, "__module__", None) or getattr(function, "__objclass__", type(function)).__module__
     return f"{module}.{function.__qualname__}"
@@ -439,7 +426,7 @@ def mode_matters(module: nn.Module) -> bool:
     Submodules are not considered.
     """
     # Frozen TorchScript has no mode. The mode of a wrapper around a module does not matter.
-    if not hasattr(module, "training") or bare(module) is not module:
+    if not hasattr(module, "training") or _inside(module) is not module:
         return False
     if isinstance(module, torch.jit.ScriptModule):
         return _graph_reads_mode(module)

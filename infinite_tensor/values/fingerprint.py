@@ -21,7 +21,7 @@ import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -42,7 +42,6 @@ from infinite_tensor.values.arrays import (
 )
 from infinite_tensor.values.code import (
     OURS,
-    bare,
     class_attribute,
     closure_of,
     code_of,
@@ -118,7 +117,7 @@ class _Place(NamedTuple):
         The item with the value. Empty if the value is an item of its own. `base` is the length of its path, and
         `item_kind` its kind, if that differs from `kind`.
     anchor : object
-        The innermost object around the value with a weak reference, and `rel`, the path from there.
+        The innermost object around the value with a weak reference. `since` is the length of its path.
     owner : _Place or None
         Where `anchor` itself was found.
     within : tuple of int
@@ -132,18 +131,17 @@ class _Place(NamedTuple):
     base: int = 0
     item_kind: str = ""
     anchor: object = None
-    rel: str = ""
+    since: int = 0
     owner: Any = None
     within: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
 
-    def at(self, step: str, kind: str | None = None) -> _Place:
+    def at(self, step: str) -> _Place:
         """Return the location of a member, reached by a step such as ``[0]`` or ``.name``."""
         # Ten times as fast as `_replace`.
-        path, of, own, item, base, item_kind, anchor, rel, owner, within = self
-        return _Place(path + step, of, kind or own, item, base, item_kind, anchor, rel + step, owner, within)
+        return _Place(self.path + step, *self[1:])
 
     def whole(self) -> _Place:
         """Return the location of what an object is apart from its members."""
@@ -159,65 +157,72 @@ class _Place(NamedTuple):
 
     def inside(self, value: object) -> _Place:
         """Return the location for members of `value`, an object at this location."""
-        path, of, kind, item, base, item_kind, anchor, rel, owner, within = self
-        within = (*within, id(value))
-        if type(value).__weakrefoffset__:
-            anchor, rel, owner = value, "", self
-        return _Place(path, of, kind, item, base, item_kind, anchor, rel, owner, within)
+        place = self._replace(within=(*self.within, id(value)))
+        has_anchor = type(value).__weakrefoffset__
+        return place._replace(anchor=value, since=len(self.path), owner=self) if has_anchor else place
 
     def is_around(self, other: _Place) -> bool:
         """Whether this is the location of an object with a member at `other`."""
         rest = other.path[len(self.path) :]
         return self.of == other.of and other.path.startswith(self.path) and rest[:1] in ("", ".", "[", "{", "#", "(")
 
+    @property
+    def key(self) -> tuple[int, str, str]:
+        """The anchor and the path from there. Of a network, the weights and the settings each have a place "#"."""
+        item = self.item.partition("`")[0] if self.path.endswith("#") else ""
+        return id(self.anchor), self.path[self.since :], item
+
+    def state(self) -> list[_Slot] | None:
+        """Return what was at first at a location of a known state, or None at any other location."""
+        known = _states.get(self.key)
+        if known is None or known[0]() is not self.anchor:
+            return None
+        return [slot.moved(known[1], self) for slot in known[2]]
+
 
 class _Slot(NamedTuple):
     """One text about a value at a location. `steps` are the members of a container, in order."""
 
     place: _Place
-    item: str
     said: Text
     kind: str
     steps: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, bool]:
-        return self.place.path, self.place.of, self.kind == STAMP
+    def item(self) -> str:
+        return self.place.item or str(self.place)
+
+    @property
+    def key(self) -> tuple[str, str, str, bool]:
+        return self.place.path, self.place.of, self.place.key[2], self.kind == STAMP
+
+    def text(self, *, known: bool = False) -> str:
+        return self.said if isinstance(self.said, str) else self.said.text(known=known)
+
+    def moved(self, origin: _Place, place: _Place) -> _Slot:
+        """Return the slot for the same object, found at `place` and not at `origin`."""
+        path, item, base = self.place.path, self.place.item, self.place.base
+        if item and base < len(origin.path):
+            item, base = place.item, place.base
+        elif item:
+            item = item.replace(f"`{origin.path}", f"`{place.path}", 1).removesuffix(f", {origin.of}")
+            item, base = f"{item}, {place.of}" if place.of else item, base + len(place.path) - len(origin.path)
+        path = place.path + path[len(origin.path) :]
+        return self._replace(place=self.place._replace(path=path, of=place.of, item=item, base=base))
 
 
-_States: TypeAlias = dict[str, tuple[_Place, list[_Slot]]]
-_states: dict[int, tuple[weakref.ref[Any], _States]] = {}
-"""The states known in this process: for the id of each anchor, by path, where each was found and what was there."""
+_states: dict[tuple[int, str, str], tuple[weakref.ref[Any], _Place, list[_Slot]]] = {}
+"""The states known in this process, by the id of the anchor and the path from there: where each was found, and what
+was there."""
 
 
-def _state_at(place: _Place) -> list[_Slot] | None:
-    """Return what was at first at a location of a state, or None at any other location."""
-    known = _states.get(id(place.anchor))
-    if known is None or known[0]() is not place.anchor or place.rel not in known[1]:
-        return None
-    origin, slots = known[1][place.rel]
-    return slots if str(origin) == str(place) else [_moved(slot, origin, place) for slot in slots]
-
-
-def _moved(slot: _Slot, origin: _Place, place: _Place) -> _Slot:
-    """Return a slot for the same object, reached in another way."""
-    item, base = place.item, place.base
-    if not slot.place.item or slot.place.base >= len(origin.path):
-        scope = f", {place.of}" if place.of else ""
-        item = slot.item.replace(f"`{origin.path}", f"`{place.path}", 1).removesuffix(f", {origin.of}") + scope
-        base = slot.place.base + len(place.path) - len(origin.path)
-    path = place.path + slot.place.path[len(origin.path) :]
-    return slot._replace(place=slot.place._replace(path=path, of=place.of, base=base), item=item)
-
-
-def _keep_state(place: _Place, first: list[_Slot]) -> None:
-    key, anchor = id(place.anchor), place.anchor
-    known = _states.get(key)
-    if known is None or known[0]() is not anchor:
-        known = _states[key] = weakref.ref(anchor, lambda _, states=_states: states.pop(key, None)), {}  # type: ignore[misc]
-    # Without references to the objects, so that they can be freed.
-    kept = [slot._replace(place=slot.place._replace(anchor=None, owner=None)) for slot in first]
-    known[1].setdefault(place.rel, (place._replace(anchor=None, owner=None), kept))
+def _item_of(slots: list[_Slot]) -> Item:
+    first = slots[0]
+    if len(slots) == 1 and not first.steps:
+        return Item(first.item, first.text(), first.kind)
+    # Containers tell the order of their members. Members of sets, and known states, come in any order.
+    said = sorted(sha256_of((slot.place.path[slot.place.base :], slot.text())) for slot in slots)
+    return Item(first.item, _digest_of(*said), first.kind)
 
 
 class Look:
@@ -243,19 +248,34 @@ class Look:
     """
 
     def __init__(self, function: object, name: str, *, with_code: bool = True, is_first: bool = False) -> None:
-        self._walk = walk = _Walk(_package_of(function), with_code=with_code, is_first=is_first)
-        walk.run(function, name)
-        self._slots = walk.slots
-        self._anchors = walk.anchors
-        self.networks = list(walk.networks.values())
-        self.states = walk.states
+        self.states: list[str] = []
+        # The code of this package is walked even if the package is installed.
+        self._package = _package_of(function)
+        self._with_code = with_code
+        self._is_first = is_first
+        self._code: list[str] = []
+        self._slots: list[_Slot] = []
+        self._networks: dict[int, nn.Module] = {}
+        self._opaque: list[str] = []
+        self._anchors: dict[str, object] = {}
+        self._queue: deque[tuple[object, _Place]] = deque()
+        self._expanded: dict[object, object] = {}
+        self._own: dict[type, list[type]] = {}
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        self._names: set[str] = set()
+        self._offered: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
+        self._visits: Counter[int] = Counter()
+        self._looks = 0
+        self._put(function, _Place(name))
+        self._walk()
+        self.networks = [*self._networks.values()]
 
     def code(self) -> str:
         """Return the SHA-256 of the code.
 
         Bytecode differs between minor versions of Python.
         """
-        return sha256_of(sorted(set(self._walk.code)))
+        return sha256_of(sorted(set(self._code)))
 
     def items(self, without: Iterable[str] = ()) -> tuple[list[Item], list[str]]:
         """Return the values found, and the locations of objects that could not be inspected.
@@ -271,16 +291,11 @@ class Look:
         # A state is found earlier or later than what is there now.
         found = sorted(map(_item_of, parts.values()))
         unseen = [item.place for item in found if not item.said]
-        return [item for item in found if item.said], list(dict.fromkeys([*self._walk.opaque, *unseen]))
+        return [item for item in found if item.said], list(dict.fromkeys([*self._opaque, *unseen]))
 
     def digest(self) -> str:
         """Return a SHA-256 of all values and their locations."""
-        return sha256_of(sorted(sha256_of((slot.place.path, _text_of(slot.said))) for slot in self._slots))
-
-    def hash(self) -> None:
-        """Compute all digests now."""
-        for slot in self._slots:
-            _text_of(slot.said)
+        return sha256_of(sorted(sha256_of((slot.place.path, slot.text())) for slot in self._slots))
 
     def marks(self) -> list[tuple[str, object]]:
         """Return the location of each weight and tensor, and a mark of its values.
@@ -294,9 +309,9 @@ class Look:
 
         Values in `first`, the first look of all, remain their values.
         """
-        was, now = ({slot.key: slot for slot in look._slots} for look in (before, self))  # noqa: SLF001
+        was, now = ({slot.key: slot for slot in look._slots} for look in (before, self))
         found: list[_Place] = []
-        scopes = {"", *(of for _, of, _ in was)}
+        scopes = {"", *(of for _, of, _, _ in was)}
         for key in dict.fromkeys((*was, *now)):
             old, new = was.get(key), now.get(key)
             slot = old or now[key]
@@ -306,79 +321,40 @@ class Look:
                 continue
             place: _Place | None = slot.place
             # An object that is replaced at each call is a state as a whole.
-            while place is not None and place.owner is not None and not self._holds(before, place):
+            while place is not None and place.owner is not None and not self._shares(before, str(place.owner)):
                 place = place.owner
             if place is None or place.anchor is None or any(each.is_around(place) for each in found):
                 continue
             found.append(place)
             if slot.kind != LATE:
-                first.states.append(str(place))
-                around = [each for each in first._slots if place.is_around(each.place)]
-                _keep_state(place, [each._replace(said=_text_of(each.said, known=True)) for each in around])
+                first._keep_state(place)
 
-    def _holds(self, before: Look, place: _Place) -> bool:
-        """Whether the anchor of a location is the same object as in the look `before`."""
-        where = str(place.owner)
+    def _shares(self, before: Look, where: str) -> bool:
+        """Whether the same object is at a location as in the look `before`."""
         return self._anchors.get(where) is before._anchors.get(where) is not None
 
+    def _keep_state(self, place: _Place) -> None:
+        self.states.append(str(place))
+        key = place.key
+        if key not in _states:
+            kept = [
+                # Without references to the objects, so that they can be freed.
+                _Slot(slot.place._replace(anchor=None, owner=None), slot.text(known=True), slot.kind, slot.steps)
+                for slot in self._slots
+                if place.is_around(slot.place) and (slot.place.base >= len(place.path) or slot.place.key[2] == key[2])
+            ]
+            anchor = weakref.ref(place.anchor, lambda _: _states.pop(key, None))
+            _states[key] = anchor, place._replace(anchor=None, owner=None), kept
 
-def _text_of(said: Text, *, known: bool = False) -> str:
-    return said if isinstance(said, str) else said.text(known=known)
+    # The walk.
 
-
-def _item_of(slots: list[_Slot]) -> Item:
-    first = slots[0]
-    if len(slots) == 1 and not first.steps:
-        return Item(first.item, _text_of(first.said), first.kind)
-    said = [sha256_of((slot.place.path[slot.place.base :], _text_of(slot.said))) for slot in slots]
-    # Containers tell the order of their members. Members of sets, and known states, come in any order.
-    return Item(first.item, f"#{sha256_of(sorted(said))}", first.kind)
-
-
-def networks_in(functions: Iterable[object]) -> list[nn.Module]:
-    """Return the networks used by functions, without duplicates."""
-    found = [network for function in functions for network in Look(function, "f").networks]
-    return list({id(network): network for network in found}.values())
-
-
-class _Walk:
-    """A walk through everything reachable from a function.
-
-    Parameters
-    ----------
-    package : str or None
-        The package of the function. Its code is walked even if the package is installed.
-    with_code, is_first : bool
-        As for `Look`.
-    """
-
-    def __init__(self, package: str | None, *, with_code: bool, is_first: bool) -> None:
-        self.code: list[str] = []
-        self.slots: list[_Slot] = []
-        self.networks: dict[int, nn.Module] = {}
-        self.opaque: list[str] = []
-        self.anchors: dict[str, object] = {}
-        self.states: list[str] = []
-        self._package = package
-        self._with_code = with_code
-        self._is_first = is_first
-        self._queue: deque[tuple[object, _Place]] = deque()
-        self._expanded: dict[object, object] = {}
-        self._numbers: Counter[tuple[str, str]] = Counter()
-        self._names: set[str] = set()
-        self._own: dict[type, list[type]] = {}
-        self._offered: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
-        self._visits: Counter[int] = Counter()
-        self._looks = 0
-
-    def run(self, value: object, name: str) -> None:
-        """Walk a value and everything reachable from it, nearer values first."""
-        self._put(value, _Place(name))
+    def _walk(self) -> None:
+        """Walk everything in the queue and everything reachable from there, nearer values first."""
         while self._queue:
             value, place = self._queue.popleft()
             self._looks += 1
             if self._looks == _MOST_LOOKS:
-                self.opaque.append(f"{place} and everything beyond, which is too much")
+                self._opaque.append(f"{place} and everything beyond, which is too much")
                 return
             if self._is_state(place):
                 continue
@@ -390,14 +366,12 @@ class _Walk:
                     raise
                 self._say(place, "changing")
 
-    # Places.
-
     def _is_state(self, place: _Place) -> bool:
         """Whether there is a known state at a location. If so, add what was there at first."""
-        first = _state_at(place)
+        first = place.state()
         if first is None:
             return False
-        self.slots += first
+        self._slots += first
         self.states.append(str(place))
         return True
 
@@ -409,55 +383,44 @@ class _Walk:
         self._numbers[path, of] += 1
         number = self._numbers[path, of]
         of = f"{of} ({number})" if number > 1 else of
-        return _Place(path, of, around.kind, anchor=anchor, rel=path, within=around.within)
+        return _Place(path, of, around.kind, anchor=anchor, within=around.within)
 
     def _say(self, place: _Place, said: Text, kind: str | None = None, steps: tuple[str, ...] = ()) -> None:
         if not self._is_state(place):
-            kind = kind or place.item_kind or place.kind
-            self.slots.append(_Slot(place, place.item or str(place), said, kind, steps))
+            self._slots.append(_Slot(place, said, kind or place.item_kind or place.kind, steps))
 
     # Values.
 
     def _look(self, value: Any, place: _Place) -> None:
         value = unwrapped(value)
-        kind = type(value)
-        said = plain(value) or _said_at_once(value)
-        if said is not None or _is_container(value):
-            # A project's subclass of a number, a text or a container may have methods.
-            self._code_of(kind, place)
-        if issubclass(kind, enum.Enum) and plain(value._value_) is None:
-            self._put(value._value_, place.at(".value"))
+        said = self._simply(value, place)
         if said is not None:
             self._say(place, said)
         elif id(value) in place.within:
             return
         elif _is_container(value):
-            self._container(value, place if place.item else place.part_of(str(place), _kind_of_container(value, place)))
+            kind = place.kind if isinstance(value, tuple | frozenset) else STATE
+            self._container(value, place if place.item else place.part_of(str(place), kind))
         else:
             self._visits[id(value)] += 1
             if self._visits[id(value)] > _MOST_VISITS:
                 self._say(place, "again")
                 return
             # By type(), because an object may compute its `__class__`.
-            for kinds, look in self._looks_by_type().items():
-                if issubclass(kind, kinds):
-                    look(value, place.alone())
-                    return
-            self._object(value, place)
+            look = next((look for kinds, look in self._LOOKS.items() if issubclass(type(value), kinds)), None)
+            if look is None:
+                self._object(value, place)
+            else:
+                look(self, value, place.alone())
 
-    def _looks_by_type(self) -> dict[Any, Callable[[Any, _Place], None]]:
-        return {
-            types.FunctionType: self._function,
-            types.MethodType: self._bound,
-            functools.partial: self._partial,
-            torch.jit.ScriptFunction: self._script,
-            nn.Module: self._network,
-            torch.Tensor: self._tensor,
-            np.ndarray: self._array,
-            type: self._class,
-            types.ModuleType: self._python_module,
-            _CALLABLES: self._builtin,
-        }
+    def _simply(self, value: Any, place: _Place) -> str | None:
+        """Return the text of a simple value, and walk the methods that its class may have in a project."""
+        said = plain(value) or _said_at_once(value)
+        if said is not None or _is_container(value):
+            self._code_of(type(value), place)
+        if issubclass(type(value), enum.Enum) and plain(value._value_) is None:
+            self._put(value._value_, place.at(".value"))
+        return said
 
     def _bound(self, method: types.MethodType, place: _Place) -> None:
         self._put(method.__func__, place)
@@ -482,7 +445,7 @@ class _Walk:
         if owner is not None and not issubclass(type(owner), types.ModuleType | type):
             self._put(owner, place.inside(value))
         name = getattr(value, "__qualname__", None) or value.__name__
-        self._say(place, f"#{sha256_of([str(getattr(value, '__module__', '')), name])}")
+        self._say(place, _digest_of(str(getattr(value, "__module__", "")), name))
 
     # Code.
 
@@ -491,56 +454,47 @@ class _Walk:
         module = str(function.__globals__.get("__name__"))
         own = self._is_project(module, function.__code__.co_filename)
         if not (own and self._with_code):
-            self._say(place, f"#{sha256_of(['' if own else module, function.__qualname__])}")
-            for name, value in closure_of(function):
-                self._put(value, place.inside(function).at(f".{name}"))
+            self._say(place, _digest_of("" if own else module, function.__qualname__))
+            self._members(dict(closure_of(function)), place.inside(function))
             return
         code = code_of(function.__code__)
-        self.code.append(f"{place.path} {code.said}")
-        if id(function) in self._expanded:
+        self._code.append(f"{place.path} {code.said}")
+        if self._is_known(id(function), function):
             return
-        self._expanded[id(function)] = function
         name = function.__qualname__.rpartition(".")[2]
-        parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
-        defaults = function.__defaults__ or ()
-        known = {
-            variable: function.__globals__[variable] for variable in sorted(code.globals & function.__globals__.keys())
-        }
-        for scope, values in (
-            ("a default of", zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)),
-            ("a default of", (function.__kwdefaults__ or {}).items()),
-            ("a variable around", closure_of(function)),
-            ("a global of", ((each, value) for each, value in known.items() if each not in _OF_FILES)),
-        ):
-            for variable, value in values:
-                anchor = function if scope != "a global of" else _module_of(function)
-                self._put(value, self._named(variable, f"{scope} `{name}`", _Place(""), anchor))
+        loaded = sys.modules.get(module)
+        home = loaded if getattr(loaded, "__dict__", None) is function.__globals__ else function
+        for scope, variable, value in _variables_of(function, code.globals):
+            anchor = home if scope == "a global of" else function
+            self._put(value, self._named(variable, f"{scope} `{name}`", _Place(""), anchor))
         self._members(function.__dict__, place.inside(function))
         for imported in sorted(_resolved(each, function) for each in code.imported):
             place = self._named(imported, f"imported by `{name}`", _Place(""), function)
             if imported in sys.modules:
                 self._put(sys.modules[imported], place)
-            elif self._may_be_imported(imported):
+            elif (found := PathFinder.find_spec(top(imported))) and self._is_project(imported, found.origin):
                 self._say(place, "not imported yet", LATE)
-        self._name(code.attributes)
-
-    def _name(self, names: Iterable[str]) -> None:
-        """Inspect what was offered under names that code now uses."""
-        for name in sorted(set(names) - self._names):
-            self._names.add(name)
-            for inspect in self._offered.pop(name, ()):
+        for each in sorted(code.attributes - self._names):
+            self._names.add(each)
+            for inspect in self._offered.pop(each, ()):
                 inspect()
 
-    def _offer(self, name: str, inspect: Callable[[], None], *, used: bool = False) -> None:
+    def _is_known(self, key: object, value: object) -> bool:
+        """Whether something was inspected before. The value is kept, so that no other one gets its id."""
+        is_known = key in self._expanded
+        self._expanded[key] = value
+        return is_known
+
+    def _offer(self, name: str, inspect: Callable[[], None]) -> None:
         """Inspect something as soon as code uses its name."""
-        if used or name in self._names:
+        if name in self._names:
             inspect()
         else:
             self._offered[name].append(inspect)
 
     def _class(self, kind: type, place: _Place) -> None:
         if not self._code_of(kind, place, made=True):
-            self._say(place, f"#{sha256_of([name_of(kind)])}")
+            self._say(place, _digest_of(name_of(kind)))
         if issubclass(kind, enum.Enum):
             members = {name: member._value_ for name, member in kind.__members__.items()}
             self._container(members, place.inside(kind).part_of(str(place)))
@@ -554,13 +508,12 @@ class _Walk:
         own = self._classes_of_project(kind)
         if not (self._with_code and own):
             return False
-        self.code.append(f"{place.path} {name_of(kind)}")
-        if (id(kind), made) in self._expanded:
-            return True
-        self._expanded[id(kind), made] = kind
-        for each in own:
-            for name, value in sorted(vars(each).items()):
-                self._offer_attribute(each, name, value, made=made)
+        self._code.append(f"{place.path} {name_of(kind)}")
+        if not self._is_known((id(kind), made), kind):
+            for each in own:
+                for name, value in sorted(vars(each).items()):
+                    for part in parts_of_attribute(value):
+                        self._attribute_of(each, name, part, made=made)
         return True
 
     def _classes_of_project(self, kind: type) -> list[type]:
@@ -580,32 +533,35 @@ class _Walk:
         files = [each.__code__.co_filename for each in vars(kind).values() if isinstance(each, types.FunctionType)]
         return bool(files) and self._is_project(module, files[0])
 
-    def _offer_attribute(self, kind: type, name: str, value: object, *, made: bool) -> None:
-        for part in parts_of_attribute(value):
-            if isinstance(part, types.FunctionType):
-                if name in _MAKING and not made:
-                    continue
-                is_run = (
-                    (name in _MAKING)
-                    or name == "forward"
-                    or (name[:2] == name[-2:] == "__" and name not in _NOT_CALLED)
-                )
-                self._offer(name, functools.partial(self._function, part, _Place(part.__qualname__)), used=is_run)
-            elif (id(kind), name, id(part)) not in self._expanded:
-                self._expanded[id(kind), name, id(part)] = part
-                self._offer(name, functools.partial(self._class_attribute, kind, name, part))
-
-    def _class_attribute(self, kind: type, name: str, value: object) -> None:
-        self._put(value, self._named(name, f"an attribute of class `{kind.__qualname__}`", _Place(""), kind))
+    def _attribute_of(self, kind: type, name: str, part: object, *, made: bool) -> None:
+        if not isinstance(part, types.FunctionType):
+            if not self._is_known((id(kind), name, id(part)), part):
+                of = f"an attribute of class `{kind.__qualname__}`"
+                self._offer(name, lambda: self._put(part, self._named(name, of, _Place(""), kind)))
+        elif name in _MAKING or name == "forward" or (name[:2] == name[-2:] == "__" and name not in _NOT_CALLED):
+            # A call runs these methods without a name, but makes no object that is there already.
+            if made or name not in _MAKING:
+                self._function(part, _Place(part.__qualname__))
+        else:
+            self._offer(name, functools.partial(self._function, part, _Place(part.__qualname__)))
 
     def _python_module(self, module: types.ModuleType, place: _Place) -> None:
-        if id(module) in self._expanded or not self._is_project(module.__name__, getattr(module, "__file__", None)):
-            return
-        self._expanded[id(module)] = module
-        inner = place.inside(module)
-        for name, value in list(vars(module).items()):
-            if name not in _OF_FILES:
-                self._offer(name, functools.partial(self._put, value, inner.at(f".{name}")))
+        is_own = self._is_project(module.__name__, getattr(module, "__file__", None))
+        if is_own and not self._is_known(id(module), module):
+            inner = place.inside(module)
+            for name, value in list(vars(module).items()):
+                if name not in _OF_FILES:
+                    self._offer(name, functools.partial(self._put, value, inner.at(f".{name}")))
+
+    def _is_project(self, module: str, file: str | None) -> bool:
+        """Whether code belongs to the user's project.
+
+        Code belongs to the project if it is not installed, or is in the package of the function.
+        """
+        package = top(module)
+        if package in OURS:
+            return not _is_ours(module)
+        return package == self._package or not is_installed(module, file)
 
     # Containers.
 
@@ -618,7 +574,7 @@ class _Walk:
         inner, members = place.inside(value), _members_of(value)
         told = [type(value).__name__, str(len(members))]
         if len(members) > _MOST_MEMBERS:
-            self.opaque.append(f"{place}, of which {_MOST_MEMBERS} of {len(members)} members are inspected")
+            self._opaque.append(f"{place}, of which {_MOST_MEMBERS} of {len(members)} members are inspected")
             members = [members[at * (len(members) - 1) // (_MOST_MEMBERS - 1)] for at in range(_MOST_MEMBERS)]
         steps, there = tuple([step for step, _, _ in members]), {step: member for step, _, member in members}
         told += [key for _, key, _ in members]
@@ -626,27 +582,22 @@ class _Walk:
         if is_set:
             told += sorted(plain(member) or "" for _, _, member in members)
         whole = inner.whole()
-        first = _state_at(whole)
-        self._say(whole, f"#{sha256_of(told)}", steps=steps or ("",))
+        first = whole.state()
+        self._say(whole, _digest_of(*told), steps=steps or ("",))
         if is_set:
             for _, _, member in members:
                 if plain(member) is None:
                     self._put(member, inner.at("{}").alone())
-        else:
-            # Members that calls have added do not count.
-            for step in first[0].steps if first else steps:
-                self._member(there.get(step, _NOTHING), inner.at(step), depth)
+            return
+        # Members that calls have added do not count.
+        for step in first[0].steps if first else steps:
+            if not self._is_state(inner.at(step)) and step in there:
+                self._member(there[step], inner.at(step), depth)
 
     def _member(self, member: Any, place: _Place, depth: int) -> None:
-        if self._is_state(place) or member is _NOTHING:
-            return
         member = unwrapped(member)
         self._looks += 1
-        said = plain(member) or _said_at_once(member)
-        if said is not None or _is_container(member):
-            self._code_of(type(member), place)
-        if issubclass(type(member), enum.Enum) and plain(member._value_) is None:
-            self._put(member._value_, place.at(".value").alone())
+        said = self._simply(member, place.alone())
         if said is not None:
             self._say(place, f"{type(member).__name__}={said}")
         elif not _is_container(member):
@@ -660,15 +611,15 @@ class _Walk:
 
     def _network(self, network: nn.Module, place: _Place) -> None:
         """Walk a network: its weights are an item, and all settings of installed layers another one."""
-        self.networks.setdefault(id(network), network)
+        self._networks.setdefault(id(network), network)
         weights, settings = (place.part_of(f"the {what} of {place}") for what in ("weights", "settings"))
         seen: dict[int, str] = {}
         waiting = [(network, "")]
         while waiting:
             module, path = waiting.pop()
-            module = bare(module)
+            module = unwrapped(module)
             inner = [each.at(path).inside(module) for each in (weights, settings)]
-            self.anchors[str(place.at(path))] = module
+            self._anchors[str(place.at(path))] = module
             if id(module) in seen:
                 self._say(inner[0].whole(), f"as `{seen[id(module)]}`")
                 continue
@@ -687,62 +638,52 @@ class _Walk:
         """Walk one module of a network, and return its submodules."""
         kind: Any = type(module)
         if isinstance(module, torch.jit.ScriptModule):
-            self._say(weights.whole(), Hash(lambda: f"#{digest_of_script(module)}"))
+            self._script(module, weights.whole())
             return []
-        self._say(weights.whole(), " ".join((name_of(kind), *module._modules)), steps=("",))  # noqa: SLF001
+        self._say(weights.whole(), " ".join((name_of(kind), *module._modules)), steps=("",))
         if mode_matters(module):
             self._say(weights.at(".training"), str(module.training))
         if hasattr(kind, "_digested"):
-            self._say(weights.at(".tensor"), kind._digested(module))  # noqa: SLF001  (a module of this library)
+            self._say(weights.at(".tensor"), kind._digested(module))  # a module of this library
             return []
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             self._weight(tensor, weights.at(f".{name}"))
         self._code_of(kind, settings)
-        self._attributes(module, weights, settings, is_own=bool(self._classes_of_project(kind)))
-        return [(name, child) for name, child in module._modules.items() if child is not None]  # noqa: SLF001
+        self._settings(module, weights, settings)
+        return [(name, child) for name, child in module._modules.items() if child is not None]
 
-    def _attributes(self, module: nn.Module, weights: _Place, settings: _Place, *, is_own: bool) -> None:
-        before = module._forward_pre_hooks.values()  # noqa: SLF001
-        for at, hook in enumerate([*before, *module._forward_hooks.values()]):  # noqa: SLF001
-            self._put(hook, settings.alone().at(f".hooks[{at}]"))
+    def _settings(self, module: nn.Module, weights: _Place, settings: _Place) -> None:
+        is_own, alone = bool(self._classes_of_project(type(module))), settings.alone()
+        before = module._forward_pre_hooks.values()
+        for at, hook in enumerate([*before, *module._forward_hooks.values()]):
+            self._put(hook, alone.at(f".hooks[{at}]"))
         # Some hooks compute a tensor from parameters before each call, as in weight_norm.
         computed = {each for hook in before for each in _held_by(hook).values() if isinstance(each, str)}
         plainly = []
-        for name, value in self._settings(module):
+        for name, value in _settings_of(module):
             said = None if is_own else plain(value) or _said_at_once(value, 0)
             if said is not None:
                 plainly.append(f"{name}={said}")
             elif not isinstance(value, torch.Tensor):
-                self._put(value, settings.alone().at(f".{name}"))
+                self._put(value, alone.at(f".{name}"))
             elif name not in computed:
                 self._weight(value, weights.at(f".{name}"))
         if plainly:
-            self._say(settings.whole(), f"#{sha256_of(sorted(plainly))}", steps=("",))
-
-    def _settings(self, module: nn.Module) -> Iterator[tuple[str, object]]:
-        kind: Any = type(module)
-        for name, value in _held_by(module).items():
-            if name not in _OF_MODULES:
-                yield name, value
-        own = (kind._save_to_state_dict, kind.get_extra_state)  # noqa: SLF001  (what modules override)
-        if own != (nn.Module._save_to_state_dict, nn.Module.get_extra_state):  # noqa: SLF001
-            saved: dict[str, object] = {}
-            module._save_to_state_dict(saved, "", True)  # noqa: SLF001
-            known = {*module._parameters, *module._buffers}  # noqa: SLF001
-            yield from ((f"state_dict.{name}", value) for name, value in saved.items() if name not in known)
+            self._say(settings.whole(), _digest_of(*sorted(plainly)), steps=("",))
 
     def _weight(self, tensor: torch.Tensor | None, place: _Place) -> None:
         if tensor is not None and is_lazy(tensor) and self._with_code:
-            self.opaque.append(f"`{place.path}`, of a lazy module that was not called yet")
+            self._opaque.append(f"`{place.path}`, of a lazy module that was not called yet")
             self._say(place, "lazy", LATE)
         else:
             self._say(place, "None" if tensor is None else self._hash_of(tensor, place))
 
     # Tensors, arrays and objects.
 
-    def _hash_of(self, tensor: torch.Tensor, place: _Place) -> Hash:
-        found = hash_of_tensor(tensor, place.path, strict=not self._with_code)
-        if self._is_first and type(tensor) is not nn.Parameter and tensor.nbytes <= _AT_ONCE:
+    def _hash_of(self, value: Any, place: _Place) -> Hash:
+        is_array = isinstance(value, np.ndarray)
+        found = hash_of_array(value) if is_array else hash_of_tensor(value, place.path, strict=not self._with_code)
+        if self._is_first and type(value) is not nn.Parameter and value.nbytes <= _AT_ONCE:
             found.text()
         return found
 
@@ -752,42 +693,45 @@ class _Walk:
             self._members(_held_by(tensor), place.inside(tensor))
 
     def _array(self, array: np.ndarray[Any, Any], place: _Place) -> None:
-        found = hash_of_array(array)
-        if self._is_first and array.nbytes <= _AT_ONCE:
-            found.text()
-        self._say(place, found)
+        self._say(place, self._hash_of(array, place))
         if isinstance(array, np.ma.MaskedArray):
             self._array(np.ma.getmaskarray(array), place.at(".mask"))
-        elif isinstance(array, np.memmap):
-            if is_large(array.shape, array.itemsize):
-                self._say(place, Hash(lambda: _stamp_of(array)), STAMP)
-        else:
+        elif not isinstance(array, np.memmap):
             self._members(_held_by(array), place.inside(array))
+        elif is_large(array.shape, array.itemsize):
+            self._say(place, Hash(lambda: _stamp_of(array)), STAMP)
 
     def _members(self, held: Mapping[str, object], place: _Place) -> None:
         for name, value in held.items():
             self._put(value, place.at(f".{name}"))
 
-    def _object(self, value: object, place: _Place) -> None:
-        kind = type(value)
+    def _object(self, value: Any, place: _Place) -> None:
+        kind: Any = type(value)
         module = str(kind.__module__)
         if _is_ours(module):
             self._ours(value, place)
+        elif top(module) in _TELLING_NOTHING or issubclass(kind, _SILENT):
             return
-        if top(module) in _TELLING_NOTHING or issubclass(kind, _SILENT):
-            return
-        if issubclass(kind, torch.autocast):
+        elif issubclass(kind, torch.autocast):
             # Entering the context assigns the remaining attributes. Devices are not compared.
-            enabled = value._enabled  # type: ignore[attr-defined]  # noqa: SLF001  (it has no public name)
-            self._say(place, f"autocast to {value.fast_dtype}" if enabled else "no autocast")  # type: ignore[attr-defined]
-            return
-        if not place.of:
-            # The first object of a walk is named by its class.
-            place = place._replace(path=kind_name(value)) if place.anchor is None else place
-        self.anchors[str(place)] = value
+            self._say(place, f"autocast to {value.fast_dtype}" if value._enabled else "no autocast")
+        else:
+            if not place.of and place.anchor is None:
+                # The first object of a walk is named by its class.
+                place = place._replace(path=kind_name(value))
+            self._anchors[str(place)] = value
+            self._foreign(value, kind, place)
+
+    def _foreign(self, value: Any, kind: Any, place: _Place) -> None:
+        """Walk an object of a project, of another library, or of the standard library."""
         if self._code_of(kind, place) or kind.__module__ in ("types", "argparse"):
             inner = place.alone().inside(value)
-            held = {name: each for name, each in _held_by(value).items() if not _is_cached(kind, name)}
+            cached = functools.cached_property  # noqa: TID251  (what users have)
+            held = {
+                name: each
+                for name, each in _held_by(value).items()
+                if not isinstance(class_attribute(kind, name), cached)
+            }
             if class_attribute(kind, "__dataclass_fields__") is not None:
                 self._say(inner.whole(), " ".join(held))
             self._members(held, inner)
@@ -795,7 +739,7 @@ class _Walk:
             # Cover the values, as for sources. The same values may come from another library later.
             large = is_large((getattr(value, "nbytes", 0),), 1)
             self._say(place, Hash(lambda: _array_said(value, large=large)), STAMP if large else STATE)
-        elif top(module) not in sys.stdlib_module_names or top(module) in _HOLDING:
+        elif top(kind.__module__) not in sys.stdlib_module_names or top(kind.__module__) in _HOLDING:
             inner = place.inside(value)._replace(kind=STATE)
             # What the object holds directly is one item.
             self._installed(value, inner if inner.item else inner.part_of(str(place)))
@@ -803,73 +747,87 @@ class _Walk:
     def _installed(self, value: Any, place: _Place) -> None:
         """Walk what an object of an installed package pickles."""
         kind: Any = type(value)
-        self._say(place.whole(), f"#{sha256_of([name_of(kind)])}")
-        by_registry: Any = copyreg.dispatch_table.get(kind)
+        self._say(place.whole(), _digest_of(name_of(kind)))
+        reduce: Any = copyreg.dispatch_table.get(kind) or (lambda value: kind.__reduce_ex__(value, 4))
         try:
-            made = kind.__reduce_ex__(value, 4) if by_registry is None else by_registry(value)
+            made = None if top(kind.__module__) == "ctypes" else reduce(value)
         except Exception:  # noqa: BLE001  (libraries raise different errors)
             made = None
-        if made is None or top(kind.__module__) == "ctypes":
-            self.opaque.append(f"{place} ({name_of(kind)})")
+        if made is None:
+            self._opaque.append(f"{place} ({name_of(kind)})")
         elif isinstance(made, tuple):
             create, args, state, items, entries = (*made, None, None, None)[:5]
-            if create not in _CREATING:
-                self._say(place.at("()"), f"#{sha256_of([str(create.__module__), create.__qualname__])}")
+            if not hasattr(create, "__qualname__"):
+                self._put(create, place.at("()"))
+            elif create not in _CREATING:
+                self._say(place.at("()"), _digest_of(str(create.__module__), create.__qualname__))
             for at, each in enumerate(args):
                 if each is not kind:
                     self._put(each, place.at(f"({at})"))
-            parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-            for part in parts:
+            for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
                 self._members(part if isinstance(part, dict) else {"state": part} if part is not None else {}, place)
-            for name, more in (("items", items), ("entries", entries)):
-                if more is not None:
-                    self._put(list(more), place.at(f".{name}"))
+            more = {"items": items, "entries": entries}
+            self._members({name: list(each) for name, each in more.items() if each is not None}, place)
 
     def _ours(self, value: Any, place: _Place) -> None:
-        if id(value) in self._expanded:
+        if self._is_known(id(value), value):
             return
-        self._expanded[id(value)] = value
         for name, each in getattr(type(value), "_reaches", lambda _: {})(value).items():
             if isinstance(each, Item):
-                self.slots.append(_Slot(_Place(each.place), each.place, each.said, each.kind))
+                self._slots.append(_Slot(_Place(each.place, item=each.place), each.said, each.kind))
             elif each is not None:
                 self._put(each, self._named(name, "", place.inside(value), None))
 
-    # Projects.
+    _LOOKS: ClassVar[Mapping[Any, Callable[[Any, Any, _Place], None]]] = {
+        types.FunctionType: _function,
+        types.MethodType: _bound,
+        functools.partial: _partial,
+        torch.jit.ScriptFunction: _script,
+        nn.Module: _network,
+        torch.Tensor: _tensor,
+        np.ndarray: _array,
+        type: _class,
+        types.ModuleType: _python_module,
+        (
+            types.BuiltinFunctionType,
+            types.MethodDescriptorType,
+            types.WrapperDescriptorType,
+            types.MethodWrapperType,
+            np.ufunc,
+        ): _builtin,
+    }
+    """How to walk a value, by its type. Other values are objects."""
 
-    def _may_be_imported(self, module: str) -> bool:
-        """Whether an importable module belongs to the project.
 
-        The module is looked up, but not imported.
-        """
-        found = PathFinder.find_spec(top(module))
-        return found is not None and self._is_project(module, found.origin)
-
-    def _is_project(self, module: object, file: str | None) -> bool:
-        """Whether code belongs to the user's project.
-
-        Code belongs to the project if it is not installed, or is in the package of the function.
-        """
-        package = top(str(module))
-        if package in OURS:
-            return not _is_ours(str(module))
-        return package == self._package or not is_installed(str(module), file)
-
-
-_CALLABLES = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    np.ufunc,
-)
-_CREATING = (copyreg.__newobj__, copyreg._reconstructor, object.__new__)  # type: ignore[attr-defined]  # noqa: SLF001
+_CREATING = (copyreg.__newobj__, copyreg._reconstructor, object.__new__)  # type: ignore[attr-defined]
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
 """Methods for creating an object."""
 _NOT_CALLED = frozenset({"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__del__", "__eq__"})
 _NOT_CALLED |= {"__hash__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__copy__", "__deepcopy__"}
 """Special methods not run by a call."""
-_NOTHING = object()
+
+
+def _variables_of(function: types.FunctionType, named: Iterable[str]) -> Iterator[tuple[str, str, object]]:
+    """Yield what a function uses: the scope, the name and the value of each default, closure variable and global."""
+    code, defaults, scope = function.__code__, function.__defaults__ or (), function.__globals__
+    parameters = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    for name, value in (*zip(parameters, defaults, strict=True), *(function.__kwdefaults__ or {}).items()):
+        yield "a default of", name, value
+    for name, value in closure_of(function):
+        yield "a variable around", name, value
+    for name in sorted((scope.keys() & named) - _OF_FILES):
+        yield "a global of", name, scope[name]
+
+
+def _settings_of(module: nn.Module) -> Iterator[tuple[str, object]]:
+    kind: Any = type(module)
+    yield from ((name, value) for name, value in _held_by(module).items() if name not in _OF_MODULES)
+    own = (kind._save_to_state_dict, kind.get_extra_state)  # what modules override
+    if own != (nn.Module._save_to_state_dict, nn.Module.get_extra_state):
+        saved: dict[str, object] = {}
+        module._save_to_state_dict(saved, "", True)
+        known = {*module._parameters, *module._buffers}
+        yield from ((f"state_dict.{name}", value) for name, value in saved.items() if name not in known)
 
 
 def _held_by(value: object) -> dict[str, object]:
@@ -912,46 +870,42 @@ def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
     Strings may be secret, so their text is a digest. Return None for all other values, such as lists and tensors.
     """
     kind = type(value)
-    if value is None or kind in (bool, float, complex):
+    if kind in (bool, float, complex) or issubclass(kind, _TOLD_BY_REPR):
         return repr(value)
     if issubclass(kind, enum.Enum):
         return f"{kind.__qualname__}.{value._name_} = {plain(value._value_)}"
     if issubclass(kind, int):
-        return int.__repr__(value) if int.bit_length(value) < 1000 else f"#{sha256_of([hex(value)])}"
+        return int.__repr__(value) if int.bit_length(value) < 1000 else _digest_of(hex(value))
     if issubclass(kind, np.generic) and not value.dtype.hasobject:
-        numeric = value.dtype.kind in "biufc"
-        return (
-            f"{value.dtype} {value.item()!r}" if numeric else f"#{sha256_of([str(value.dtype), value.tobytes().hex()])}"
-        )
+        is_number = value.dtype.kind in "biufc"
+        return f"{value.dtype} {value.item()!r}" if is_number else _digest_of(str(value.dtype), value.tobytes().hex())
     if issubclass(kind, float):
         return float.__repr__(value)
     if issubclass(kind, str | bytes | bytearray):
-        raw = value.encode("utf-8", "surrogatepass").hex() if issubclass(kind, str) else bytes(value).hex()
-        return f"#{sha256_of([kind.__name__, raw])}"
-    if issubclass(kind, _TOLD_BY_REPR):
-        return repr(value)
+        raw = value.encode("utf-8", "surrogatepass") if issubclass(kind, str) else bytes(value)
+        return _digest_of(kind.__name__, raw.hex())
     if kind is torch.device:
         # All devices count as equal, because results hardly depend on the device.
         return "a device"
     if issubclass(kind, slice):
         ends = [plain(each) for each in (value.start, value.stop, value.step)]
         return None if None in ends else f"slice({', '.join(map(str, ends))})"
-    return f"#{sha256_of([kind.__name__, repr(value)])}" if top(kind.__module__) in _HASHED_BY_REPR else None
+    return _digest_of(kind.__name__, repr(value)) if top(kind.__module__) in _HASHED_BY_REPR else None
 
 
-_TOLD_BY_REPR = (torch.dtype, torch.layout, torch.memory_format, torch.Size, np.dtype, range, type(...))
+def _digest_of(*said: str) -> str:
+    return f"#{sha256_of(said)}"
+
+
+_TOLD_BY_REPR = (torch.dtype, torch.layout, torch.memory_format, torch.Size, np.dtype, range, type(...), type(None))
 _HASHED_BY_REPR = frozenset({"pathlib", "decimal", "fractions", "datetime", "uuid", "array", "re"})
 """Packages of the standard library with objects for single values."""
-_CONTAINERS = (dict, types.MappingProxyType, list, tuple, deque, set, frozenset)
+_BASES = (OrderedDict, dict, types.MappingProxyType, list, tuple, deque, set, frozenset)
 
 
 def _is_container(value: Any) -> bool:
     kind = type(value)
-    return issubclass(kind, _CONTAINERS) or (issubclass(kind, np.ndarray) and value.dtype.hasobject)
-
-
-def _kind_of_container(value: object, place: _Place) -> str:
-    return place.kind if isinstance(value, tuple | frozenset) else STATE
+    return issubclass(kind, _BASES) or (issubclass(kind, np.ndarray) and value.dtype.hasobject)
 
 
 def _members_of(value: Any) -> list[tuple[str, str, object]]:
@@ -961,19 +915,21 @@ def _members_of(value: Any) -> list[tuple[str, str, object]]:
     unless the container is a dict.
     """
     kind = type(value)
-    if issubclass(kind, dict | types.MappingProxyType):
-        # Use dict's own method, to run no user code. Copy, because other threads may add items.
-        base: Any = next(each for each in (OrderedDict, dict, types.MappingProxyType) if issubclass(kind, each))
-        named = [(_key(at, key), key, member) for at, (key, member) in enumerate(list(base.items(value)))]
-        made = [(".default_factory", "", value.default_factory)] if issubclass(kind, defaultdict) else []
-        return [
-            *made,
-            *((f"[{name}]", f"{type(key).__name__}={_key_said(key)}", member) for name, key, member in named),
+    # Use the methods of the base, to run no user code. Copy, because other threads may add items.
+    base: Any = next((each for each in _BASES if issubclass(kind, each)), None)
+    if base in _BASES[:3]:
+        members = [
+            (f"[{_key(at, key)}]", f"{type(key).__name__}={_key_said(key)}", member)
+            for at, (key, member) in enumerate(list(base.items(value)))
         ]
-    base = next((each for each in (list, tuple, deque, set, frozenset) if issubclass(kind, each)), None)
-    members = value.ravel().tolist() if base is None else [*base.__iter__(value)]
-    unordered = base in (set, frozenset)
-    return [("{}" if unordered else f"[{at}]", "", member) for at, member in enumerate(members)]
+        return [(".default_factory", "", value.default_factory), *members] if issubclass(kind, defaultdict) else members
+    is_set = base in (set, frozenset)
+    listed = value.ravel().tolist() if base is None else [*base.__iter__(value)]
+    return [("{}" if is_set else f"[{at}]", "", member) for at, member in enumerate(listed)]
+
+
+_SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_LISTS = (list, tuple, deque, set, frozenset)
 
 
 def _said_at_once(value: Any, shortest: int = _LONG) -> str | None:
@@ -982,9 +938,7 @@ def _said_at_once(value: Any, shortest: int = _LONG) -> str | None:
     Return None for anything else.
     """
     kind = type(value)
-    if kind not in (list, tuple, deque, dict, set, frozenset) or len(value) <= shortest:
-        return None
-    if not _is_simple(value):
+    if kind not in (dict, *_LISTS) or len(value) <= shortest or not _is_simple(value):
         return None
     if kind in (set, frozenset):
         said = sorted(marshal.dumps(each, 2) for each in list(value))
@@ -993,18 +947,15 @@ def _said_at_once(value: Any, shortest: int = _LONG) -> str | None:
     return f"#{kind.__name__}{hashlib.sha256(b''.join(said)).hexdigest()}"
 
 
-_SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
-
-
 def _is_simple(value: Any) -> bool:
     """Whether a value is a number or a text, or a container of such values."""
     kind = type(value)
     if kind is dict:
         return _is_simple([*value]) and _is_simple([*value.values()])
-    if kind in (list, tuple, deque, set, frozenset):
-        kinds = set(map(type, list(value)))
-        return kinds <= _SIMPLE or (kinds <= _SIMPLE | {tuple, list} and all(map(_is_simple, list(value))))
-    return kind in _SIMPLE
+    if kind not in _LISTS:
+        return kind in _SIMPLE
+    kinds = set(map(type, list(value)))
+    return kinds <= _SIMPLE or (kinds <= _SIMPLE | {tuple, list} and all(map(_is_simple, list(value))))
 
 
 def _key_said(key: object) -> str:
@@ -1018,21 +969,12 @@ def _key(at: int, key: object) -> str:
     return repr(key) if is_short else f"{type(key).__name__} {at}"
 
 
-def _module_of(function: types.FunctionType) -> object:
-    module = sys.modules.get(str(function.__globals__.get("__name__")))
-    return module if getattr(module, "__dict__", None) is function.__globals__ else function
-
-
 def _resolved(module: str, function: types.FunctionType) -> str:
     package = function.__globals__.get("__package__")
     try:
         return importlib.util.resolve_name(module, package)
     except ImportError:  # the import fails in the call, too
         return module
-
-
-def _is_cached(kind: type, name: str) -> bool:
-    return isinstance(class_attribute(kind, name), functools.cached_property)  # noqa: TID251  (what users have)
 
 
 def _is_array(kind: type) -> bool:

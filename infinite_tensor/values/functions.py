@@ -78,16 +78,17 @@ class Record:
         """
         if stored.get("scheme") != _SCHEME:
             return cls()
-        names = ("python", "code", "values", "opaque", "state")
-        python, code, items, opaque, state = (stored.get(name, ()) for name in names)
+        python, code, values, *lists = (
+            stored.get(name, ()) for name in ("python", "code", "values", "opaque", "state")
+        )
         try:
-            values = [(place, said, kind) for place, said, kind in items]
-            texts = [python, *code.values(), *opaque, *state, *(text for value in values for text in value)]
+            items = tuple([Item(place, said, kind) for place, said, kind in values])
+            texts = [python, *code.values(), *(text for each in (*items, *lists) for text in each)]
         except (AttributeError, TypeError, ValueError):
             texts = [None]
         if not all(isinstance(text, str) for text in texts):
             raise ValidationError("functions must contain digests of code, and values as lists of three str")
-        return cls(python, code, tuple([Item(*item) for item in items]), tuple(opaque), tuple(state))
+        return cls(python, code, items, *map(tuple, lists))
 
 
 class Changes(NamedTuple):
@@ -142,7 +143,7 @@ class Functions:
         self._upstream = tuple(upstream)
         self._told = told
         self._looks: dict[str, Look] | None = None
-        self._states: list[tuple[str, object]] = []
+        self._marks: list[tuple[str, object]] = []
         self._records: dict[bool, Record] = {}
         self.is_called = False
 
@@ -169,7 +170,7 @@ class Functions:
         Weights and arrays are not hashed yet. `altered` reports weights and tensors changed in place after this call.
         """
         if self._looks is None and not self._records:
-            self._states = self._states_now()
+            self._marks = self._marks_now()
 
     def _first_looks(self) -> dict[str, Look]:
         if self._looks is None:
@@ -179,13 +180,13 @@ class Functions:
             }
         return self._looks
 
-    def _states_now(self) -> list[tuple[str, object]]:
+    def _marks_now(self) -> list[tuple[str, object]]:
         return [each for look in self._first_looks().values() for each in look.marks()]
 
     def altered(self) -> list[str]:
         """Return the locations of weights and tensors changed in place since `look`."""
-        pairs = zip(self._states, self._states_now() if self._states else (), strict=True)
-        return list(dict.fromkeys(place for (place, before), (_, now) in pairs if before != now))
+        pairs = zip(self._marks, self._marks_now() if self._marks else (), strict=True)
+        return list(dict.fromkeys(before[0] for before, now in pairs if before != now))
 
     def is_compared(self) -> bool:
         """Whether somebody has asked for the values, so that it matters which of them are state."""
@@ -344,7 +345,7 @@ def changes(stored: Record, given: Record) -> Changes:
         # An object may get more attributes after a tensor was built with its methods.
         is_lost = new is None and is_same_code
         if old is not None and new is not None:
-            line = _line(old, new)
+            line = _line(old, new) if old.said != new.said else ""
         elif is_comparable and stored.code and given.code and (kind == _FIRM or (is_lost and kind == VALUE)):
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
             # Changed code may reach other values, or the same values by new names. Report only lost data, such as
@@ -362,12 +363,9 @@ def changes(stored: Record, given: Record) -> Changes:
 
 
 def _line(old: Item, new: Item) -> str:
-    if old.said == new.said:
-        return ""
-    place = _subject(new.place)
     if "#" in (old.said[0], new.said[0]):
-        return f"{place} {'have' if place.startswith('the weights') else 'has'} changed"
-    return f"{place} was {old.said} and is {new.said}"
+        return f"{_subject(new.place)} {'have' if new.place.startswith('the weights') else 'has'} changed"
+    return f"{_subject(new.place)} was {old.said} and is {new.said}"
 
 
 def _subject(place: str) -> str:

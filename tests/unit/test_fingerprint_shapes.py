@@ -30,7 +30,7 @@ from torch import nn
 from infinite_tensor import digest
 from infinite_tensor.values.definition import functions_of
 from infinite_tensor.values.functions import Functions, Record, changes
-from tests.support.networks import Net
+from tests.support.networks import Net, filled
 from tests.unit.test_fingerprint import NOTHING, after_use, changed, closure, record
 
 # What counts.
@@ -309,6 +309,10 @@ def ordered_fields(*names: str) -> Callable[..., Any]:
         (lambda: by_dict(Config(1.0)), lambda: by_dict(Config(2.0))),
         (lambda: parsed(1.0), lambda: parsed(2.0)),
         (lambda: closure(operator.itemgetter(1)), lambda: closure(operator.itemgetter(2))),
+        (
+            lambda: closure(operator.methodcaller("sum", dim=1)),
+            lambda: closure(operator.methodcaller("sum", dim=2)),
+        ),
         (lambda: closure(collections.UserDict(a=1)), lambda: closure(collections.UserDict(a=2))),
         (lambda: closure(array.array("d", [1])), lambda: closure(array.array("d", [2]))),
         (lambda: closure(of_masked(1)), lambda: closure(of_masked(2))),
@@ -440,6 +444,16 @@ def filling(x: float, _cache: dict[float, float] = {}) -> float:  # noqa: B006
     return x
 
 
+class Calls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = filled(nn.Linear(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer.calls = 1  # type: ignore[assignment]
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -470,10 +484,10 @@ class Extractor(nn.Module):
 
 @pytest.mark.parametrize(
     ("f", "x"),
-    [(filling, 1.0), (Masked(), torch.ones(3)), (Extractor(), torch.ones(3))],
-    ids=["a default", "what forward keeps", "what a hook keeps"],
+    [(filling, 1.0), (Masked(), torch.ones(3)), (Extractor(), torch.ones(3)), (Calls(), torch.ones(3))],
+    ids=["a default", "what forward keeps", "what a hook keeps", "what forward sets on a layer"],
 )
-def test_what_code_keeps_in_a_dictionary_does_not_count(f: Callable[..., Any], x: Any) -> None:
+def test_what_code_keeps_in_an_object_does_not_count(f: Callable[..., Any], x: Any) -> None:
     assert after_use(f, lambda f: f(x)) == NOTHING
 
 
