@@ -153,31 +153,30 @@ class _Place(NamedTuple):
 
     def alone(self) -> _Place:
         """Return the location as that of an item of its own."""
-        return self._replace(item="", item_kind="")
+        return _Place(*self[:3], "", self.base, "", *self[6:])  # type: ignore[arg-type]
 
     def inside(self, value: object) -> _Place:
         """Return the location for members of `value`, an object at this location."""
-        place = self._replace(within=(*self.within, id(value)))
-        has_anchor = type(value).__weakrefoffset__
-        return place._replace(anchor=value, since=len(self.path), owner=self) if has_anchor else place
+        within = (*self.within, id(value))
+        if type(value).__weakrefoffset__:
+            return _Place(*self[:6], value, len(self.path), self, within)
+        return _Place(*self[:9], within)
 
     def is_around(self, other: _Place) -> bool:
         """Whether this is the location of an object with a member at `other`."""
         rest = other.path[len(self.path) :]
         return self.of == other.of and other.path.startswith(self.path) and rest[:1] in ("", ".", "[", "{", "#", "(")
 
-    @property
-    def key(self) -> tuple[int, str, str]:
-        """The anchor and the path from there. Of a network, the weights and the settings each have a place "#"."""
-        item = self.item.partition("`")[0] if self.path.endswith("#") else ""
-        return id(self.anchor), self.path[self.since :], item
+    def rel(self) -> tuple[str, str]:
+        """Return the path from the anchor. Of a network, the weights and the settings each have a place "#"."""
+        return self.path[self.since :], self.item.partition("`")[0] if self.path.endswith("#") else ""
 
     def state(self) -> list[_Slot] | None:
         """Return what was at first at a location of a known state, or None at any other location."""
-        known = _states.get(self.key)
-        if known is None or known[0]() is not self.anchor:
+        known = _states.get(id(self.anchor))
+        if known is None or known[0]() is not self.anchor or (state := known[1].get(self.rel())) is None:
             return None
-        return [slot.moved(known[1], self) for slot in known[2]]
+        return [slot.moved(state[0], self) for slot in state[1]]
 
 
 class _Slot(NamedTuple):
@@ -194,7 +193,7 @@ class _Slot(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str, bool]:
-        return self.place.path, self.place.of, self.place.key[2], self.kind == STAMP
+        return self.place.path, self.place.of, self.place.rel()[1], self.kind == STAMP
 
     def text(self, *, known: bool = False) -> str:
         return self.said if isinstance(self.said, str) else self.said.text(known=known)
@@ -211,9 +210,8 @@ class _Slot(NamedTuple):
         return self._replace(place=self.place._replace(path=path, of=place.of, item=item, base=base))
 
 
-_states: dict[tuple[int, str, str], tuple[weakref.ref[Any], _Place, list[_Slot]]] = {}
-"""The states known in this process, by the id of the anchor and the path from there: where each was found, and what
-was there."""
+_states: dict[int, tuple[weakref.ref[Any], dict[tuple[str, str], tuple[_Place, list[_Slot]]]]] = {}
+"""The states known in this process: for the id of each anchor, by path, where each was found and what was there."""
 
 
 def _item_of(slots: list[_Slot]) -> Item:
@@ -335,16 +333,16 @@ class Look:
 
     def _keep_state(self, place: _Place) -> None:
         self.states.append(str(place))
-        key = place.key
+        key, rel = id(place.anchor), place.rel()
         if key not in _states:
-            kept = [
-                # Without references to the objects, so that they can be freed.
-                _Slot(slot.place._replace(anchor=None, owner=None), slot.text(known=True), slot.kind, slot.steps)
-                for slot in self._slots
-                if place.is_around(slot.place) and (slot.place.base >= len(place.path) or slot.place.key[2] == key[2])
-            ]
-            anchor = weakref.ref(place.anchor, lambda _: _states.pop(key, None))
-            _states[key] = anchor, place._replace(anchor=None, owner=None), kept
+            _states[key] = weakref.ref(place.anchor, lambda _: _states.pop(key, None)), {}
+        kept = [
+            # Without references to the objects, so that they can be freed.
+            _Slot(slot.place._replace(anchor=None, owner=None), slot.text(known=True), slot.kind, slot.steps)
+            for slot in self._slots
+            if place.is_around(slot.place) and (slot.place.base >= len(place.path) or slot.place.rel()[1] == rel[1])
+        ]
+        _states[key][1].setdefault(rel, (place._replace(anchor=None, owner=None), kept))
 
     # The walk.
 
