@@ -201,10 +201,8 @@ class Hash:
         Returns the digest, as text.
     form : callable, optional
         Returns what is known without the values. It stands for the digest if that was needed after a change.
-    checked : callable, optional
-        Returns a value that differs after every change.
-    is_parameter : bool
-        Whether the object is a parameter of a network.
+    of : Tensor, optional
+        The object, if it is a tensor.
     """
 
     def __init__(
@@ -212,13 +210,20 @@ class Hash:
         compute: Callable[[], str],
         token: object = None,
         form: Callable[[], str] = str,
-        checked: Callable[[], object] = lambda: None,
         *,
-        is_parameter: bool = False,
+        of: torch.Tensor | None = None,
     ) -> None:
-        self._token, self._compute, self._form = token, compute, form
-        self.checked, self.is_parameter = checked, is_parameter
+        self._compute, self._token, self._form, self._of = compute, token, form, of
         self._text: str | None = None
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether the object is a parameter of a network."""
+        return isinstance(self._of, nn.Parameter) and not is_lazy(self._of)
+
+    def mark(self) -> object:
+        """Return a value that differs after every change of a tensor, or None for other objects."""
+        return None if self._of is None else state_of(self._of)
 
     def text(self, *, known: bool = False) -> str:
         """Return the digest. If `known` is True, return the form if the digest was not computed yet."""
@@ -234,33 +239,52 @@ class Hash:
     __hash__ = None  # type: ignore[assignment]
 
 
-def hash_of_tensor(tensor: torch.Tensor, name: str, *, strict: bool) -> Hash:
-    """Return the digest of a tensor, to be computed later.
+def hash_of(value: Any, name: str, *, strict: bool) -> Hash:
+    """Return the digest of a tensor or a numpy array, to be computed later.
 
-    `strict` is True if a tensor without values is an error, and does not count by its form.
+    `name` is the name in messages. `strict` is True if a tensor without values is an error, and does not count by its
+    form.
     """
-    has_values = not (is_lazy(tensor) or tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided)
+    if isinstance(value, np.ndarray):
+        return Hash(lambda: f"#{digest_of_array(value)}", _sampled(value), lambda: f"{value.dtype} {value.shape}")
 
     def form() -> str:
-        shape = tuple(tensor.shape) if has_values or tensor.is_meta else ()
-        return f"#{sha256_of([_kind_of(tensor), str(tensor.dtype), str(shape)])}"
+        shape = tuple(value.shape) if value.is_meta or _has_bytes(value) else ()
+        return f"#{sha256_of([_kind_of(value), str(value.dtype), str(shape)])}"
 
     def compute() -> str:
         try:
-            return f"#{sha256_of([digest_of_tensor(tensor, name)])}"
+            return f"#{sha256_of([digest_of_tensor(value, name)])}"
         except ValidationError:
             if strict:
                 raise
             return form()
 
-    token = (id(tensor), tensor.data_ptr(), tensor._version) if has_values and not tensor.is_inference() else id(tensor)  # noqa: SLF001
-    checked = (lambda: state_of(tensor)) if has_values else (lambda: None)
-    return Hash(compute, token, form, checked, is_parameter=isinstance(tensor, nn.Parameter) and not is_lazy(tensor))
+    has_version = _has_bytes(value) and not value.is_inference()
+    token = (id(value), value.data_ptr(), value._version) if has_version else id(value)  # noqa: SLF001
+    return Hash(compute, token, form, of=value)
 
 
-def hash_of_array(array: np.ndarray[Any, Any]) -> Hash:
-    """Return the digest of an array, to be computed later."""
-    return Hash(lambda: f"#{digest_of_array(array)}", _sampled(array), lambda: f"{array.dtype} {array.shape}")
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    return not (is_lazy(tensor) or tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided)
+
+
+def said_of_array(array: Any, *, in_file: bool) -> str:
+    """Return the digest of an array of any library, or of its stamp if it is `in_file`.
+
+    Return "" if it would have to be computed first, or cannot be read.
+    """
+    try:
+        if in_file:
+            file = memory_map_of(array)
+            found = stamps_of_array(array, None if file is None else str(file.filename))
+            return f"#{sha256_of(found.values())}" if found else ""
+        if getattr(array, "__dask_graph__", lambda: None)() is None:
+            values = np.asarray(array)
+            return "" if values.dtype.hasobject else f"#{digest_of_array(values)}"
+    except Exception:  # noqa: BLE001  (libraries raise different errors)
+        return ""
+    return ""
 
 
 def _sampled(array: np.ndarray[Any, Any]) -> object:
@@ -295,14 +319,15 @@ def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
         known = _hashes.get(key)
         if known is not None and known[0]() is tensor and state is not None and known[1] == state:
             return known[2]
+        parts = _parts_said(tensor.detach())
         # The extent of a nested dimension is a symbol, valid only in this process.
         shape = [extent if isinstance(extent, int) else "nested" for extent in tensor.shape]
-        said = " ".join((str(tensor.dtype), str(shape), *_parts_said(tensor.detach())))
     except (RuntimeError, TypeError) as error:
         raise ValidationError(
             f"digest: the bytes of {name[1:]!r} ({type(tensor).__name__}, {tensor.dtype}, {tensor.layout}) "
             f"cannot be read: {error}; set version= to a text for the weights, such as the name of a checkpoint"
         ) from error
+    said = " ".join((str(tensor.dtype), str(shape), *parts))
     if state is not None:
         _hashes[key] = weakref.ref(tensor, lambda _: _hashes.pop(key, None)), state, said
     return said
@@ -314,7 +339,7 @@ def state_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     The value has the address and the version of the tensor and, on the CPU, a checksum. Return None if only a full hash
     can detect changes.
     """
-    if tensor.layout != torch.strided or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
+    if not _has_bytes(tensor) or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     checked = None
     if tensor.device.type == "cpu" and (dense := _dense(tensor.detach())) is not None:
@@ -530,10 +555,10 @@ def _of_status(path: Path) -> str:
 
 def _listed(entries: Iterable[tuple[str, str | None]]) -> str | None:
     """Return the stamp of several files, or None if nothing is known of one of them."""
-    found = dict(entries)
-    if not found or None in found.values():
+    found = list(entries)
+    if not found or any(entry is None for _, entry in found):
         return None
-    said = "\n".join(sorted(f"{key} {entry}" for key, entry in found.items()))
+    said = "\n".join(sorted(f"{key} {entry}" for key, entry in found))
     return hashlib.sha256(said.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -568,34 +593,31 @@ def _of_zarr(array: Any) -> Stamps:
     store, path = array.store_path.store, array.store_path.path
     while isinstance(store, WrapperStore):
         store = store._store  # noqa: SLF001  (zarr has no public name for the wrapped store)
-    if isinstance(store, LocalStore):
-        return stamps_of_file(store.root / path)
-    if isinstance(store, ZipStore):
-        return stamps_of_file(store.path)
+    if isinstance(store, LocalStore | ZipStore):
+        return stamps_of_file(store.root / path if isinstance(store, LocalStore) else store.path)
     chunk = array.shards or array.chunks
     if math.prod(-(-extent // n) for extent, n in zip(array.shape, chunk, strict=True)) > _MOST_REQUESTED:
         return {}
     if isinstance(store, FsspecStore):
         place = f"{store.path}/{path}".rstrip("/")
-        return _told(place, lambda: _of_objects(store.fs, place))
+        return _told(place, lambda: _listed(_objects_of_fsspec(store.fs, place)))
     if isinstance(store, ObjectStore):
-        return _told(f"{store.store} {path}", lambda: _listed(_objects(store.store, path)))
+        return _told(f"{store.store} {path}", lambda: _listed(_objects_of_obstore(store.store, path)))
     return {}
 
 
-def _of_objects(files: Any, path: str) -> str | None:
-    if "http" in files.protocol:
-        return None
-    # The file system of the store runs on zarr's event loop, so a synchronous one is needed.
-    waiting = getattr(files, "sync_fs", None)
-    if waiting is None:
-        options = {name: value for name, value in files.storage_options.items() if name not in ("asynchronous", "loop")}
-        waiting = type(files)(*files.storage_args, **options)
-    waiting.invalidate_cache()
-    return _listed((name, _entry(info)) for name, info in waiting.find(path, detail=True).items())
+def _objects_of_fsspec(files: Any, path: str) -> Iterator[tuple[str, str | None]]:
+    if "http" not in files.protocol:
+        # The file system of the store runs on zarr's event loop, so a synchronous one is needed.
+        skipped = ("asynchronous", "loop")
+        options = {name: value for name, value in files.storage_options.items() if name not in skipped}
+        waiting = getattr(files, "sync_fs", None) or type(files)(*files.storage_args, **options)
+        waiting.invalidate_cache()
+        for name, info in waiting.find(path, detail=True).items():
+            yield name, _entry(info)
 
 
-def _objects(store: Any, prefix: str) -> Iterator[tuple[str, str | None]]:
+def _objects_of_obstore(store: Any, prefix: str) -> Iterator[tuple[str, str | None]]:
     import obstore  # noqa: PLC0415  (the array is in a store of obstore)
 
     for page in obstore.list(store, prefix or None):

@@ -32,13 +32,10 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import (
     Hash,
-    digest_of_array,
-    hash_of_array,
-    hash_of_tensor,
+    hash_of,
     is_large,
-    memory_map_of,
+    said_of_array,
     sha256_of,
-    stamps_of_array,
 )
 from infinite_tensor.values.code import (
     OURS,
@@ -300,7 +297,7 @@ class Look:
 
         The mark differs after a change in place.
         """
-        return [(slot.item, slot.said.checked()) for slot in self._slots if isinstance(slot.said, Hash)]
+        return [(slot.item, slot.said.mark()) for slot in self._slots if isinstance(slot.said, Hash)]
 
     def keep_states(self, before: Look, first: Look) -> None:
         """Mark every value that differs from `before` as state of the function.
@@ -679,8 +676,7 @@ class Look:
     # Tensors, arrays and objects.
 
     def _hash_of(self, value: Any, place: _Place) -> Hash:
-        is_array = isinstance(value, np.ndarray)
-        found = hash_of_array(value) if is_array else hash_of_tensor(value, place.path, strict=not self._with_code)
+        found = hash_of(value, place.path, strict=not self._with_code)
         if self._is_first and type(value) is not nn.Parameter and value.nbytes <= _AT_ONCE:
             found.text()
         return found
@@ -697,7 +693,7 @@ class Look:
         elif not isinstance(array, np.memmap):
             self._members(_held_by(array), place.inside(array))
         elif is_large(array.shape, array.itemsize):
-            self._say(place, Hash(lambda: _stamp_of(array)), STAMP)
+            self._say(place, Hash(lambda: said_of_array(array, in_file=True)), STAMP)
 
     def _members(self, held: Mapping[str, object], place: _Place) -> None:
         for name, value in held.items():
@@ -736,7 +732,7 @@ class Look:
         elif _is_array(kind):
             # Cover the values, as for sources. The same values may come from another library later.
             large = is_large((getattr(value, "nbytes", 0),), 1)
-            self._say(place, Hash(lambda: _array_said(value, large=large)), STAMP if large else STATE)
+            self._say(place, Hash(lambda: said_of_array(value, in_file=large)), STAMP if large else STATE)
         elif top(kind.__module__) not in sys.stdlib_module_names or top(kind.__module__) in _HOLDING:
             inner = place.inside(value)._replace(kind=STATE)
             # What the object holds directly is one item.
@@ -978,24 +974,6 @@ def _resolved(module: str, function: types.FunctionType) -> str:
 def _is_array(kind: type) -> bool:
     is_typed = class_attribute(kind, "__array__") is not None and class_attribute(kind, "dtype") is not None
     return is_typed or class_attribute(kind, "__array_interface__") is not None
-
-
-def _array_said(array: Any, *, large: bool) -> str:
-    try:
-        if large:
-            return _stamp_of(array)
-        if getattr(array, "__dask_graph__", lambda: None)() is None:
-            values = np.asarray(array)
-            return "" if values.dtype.hasobject else f"#{digest_of_array(values)}"
-    except Exception:  # noqa: BLE001  (libraries raise different errors)
-        return ""
-    return ""
-
-
-def _stamp_of(array: Any) -> str:
-    file = memory_map_of(array)
-    found = stamps_of_array(array, None if file is None else str(file.filename))
-    return f"#{sha256_of(found.values())}" if found else ""
 
 
 def _is_ours(module: str) -> bool:
