@@ -397,6 +397,7 @@ def test_a_fill_that_computes_nothing_does_not_hide_what_later_calls_change(tmp_
 
 def test_what_is_known_of_a_state_keeps_no_object_alive() -> None:
     f = Stepping()
+    f.step = 0
     made = from_array(IMAGE, dims=DIMS).map(f, window=8)
     made[...]
     assert from_array(IMAGE, dims=DIMS).map(f, window=8).to_json() == made.to_json()

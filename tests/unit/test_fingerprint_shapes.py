@@ -376,7 +376,9 @@ def test_training_while_a_call_runs_is_no_state() -> None:
     before = functions.record
     with functions.watched(), torch.no_grad():
         net.out.weight.mul_(2)
-    assert changes(before, record(f)).values
+    after = record(f)
+    assert changes(before, after).values
+    assert after.state == ()
 
 
 def test_the_digest_of_a_network_is_that_before_calls_changed_its_attributes() -> None:
@@ -406,6 +408,24 @@ def test_the_methods_of_a_number_of_a_project_are_code() -> None:
         return gain.apply  # type: ignore[no-any-return]
 
     assert changed(number(lambda _self, x: x), number(lambda _self, x: x + 1)).code == ["f"]
+
+
+def test_the_constructor_counts_where_objects_are_made_and_not_where_one_is_held() -> None:
+    def kind(init: Callable[..., Any]) -> Any:
+        return type("Kind", (), {"__module__": __name__, "__init__": init, "__call__": lambda _self, x: x})
+
+    one, other = kind(lambda _self: None), kind(lambda self: self.__dict__.clear())
+    assert changed(one(), other()) == NOTHING
+    assert changed(closure(one), closure(other)).code == ["f"]
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype:UserWarning")
+def test_a_tensor_without_bytes_of_its_own_counts_by_its_dtype() -> None:
+    def nested(dtype: torch.dtype) -> torch.Tensor:
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], dtype=dtype)
+
+    assert changed(closure(nested(torch.float32)), closure(nested(torch.float32))) == NOTHING
+    assert changed(closure(nested(torch.float32)), closure(nested(torch.float64))).values
 
 
 def test_attributes_of_a_function_that_the_library_has_words_for_are_its_own() -> None:
