@@ -1,4 +1,4 @@
-"""A local folder as a zarr Store, with files as objects.
+"""Files and documents in a local folder.
 
 Only regular files up to a given size are read: opening a FIFO would block for ever, and reading a device or an endless
 file would fill the memory. Symbolic links are followed when reading.
@@ -9,21 +9,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
-import uuid
 import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from zarr.abc.buffer import Buffer
-from zarr.storage import LocalStore
-
 from infinite_tensor.errors import LinkNotFollowedWarning, StoreError
-from infinite_tensor.support.disks import give_name, remove
-from infinite_tensor.support.threads import on_threads
 
 LARGEST_DOCUMENT = 2**25
 """The maximum bytes of a ``zarr.json``, written by this library or by another program."""
@@ -37,9 +30,6 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_TO_BE_OPENED = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 _IRREGULAR = "not a regular file"
 _PIECE = 2**16
-
-_DELETING = 4
-"""The number of threads for deleting folders."""
 
 
 class Unreadable(bytes):
@@ -192,110 +182,3 @@ def left_alone() -> Iterator[None]:
         yield
     except LeadsOutError as error:
         warnings.warn(str(error), LinkNotFollowedWarning, stacklevel=4)
-
-
-class FileStore(LocalStore):
-    """A `LocalStore` safe against FIFOs and links.
-
-    Reading never waits for a FIFO. Deleting does not follow links. No event loop is needed: the coroutines never
-    suspend.
-    """
-
-    async def read(self, key: str, most: int) -> bytes | None:
-        """Read an object with `read_file`."""
-        return read_file(self.root / key, most)
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Write a file, replacing an existing file atomically."""
-        self.write(key, [value.to_bytes()])
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Write a file, but do not replace an existing file."""
-        with suppress(FileExistsError):
-            self.write(key, [value.to_bytes()], exclusive=True)
-
-    def write(self, key: str, parts: Sequence[Any], *, exclusive: bool = False) -> None:
-        """Write parts as one file, atomically.
-
-        If `exclusive` is True, raise FileExistsError if the file exists.
-        """
-        self._check_writable()
-        path = self.root / key
-        partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
-        descriptor = _created(partial)
-        try:
-            try:
-                for part in parts:
-                    view = memoryview(part)
-                    while view:
-                        view = view[os.write(descriptor, view) :]
-            finally:
-                os.close(descriptor)
-            if exclusive:
-                give_name(partial, path, self.root)
-            else:
-                partial.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink()
-            raise
-        if exclusive:
-            # `give_name` makes a hard link, or renames if the file system has none.
-            partial.unlink(missing_ok=True)
-
-    async def exists(self, key: str) -> bool:
-        """Return whether there is a file."""
-        return (self.root / key).is_file()
-
-    async def getsize(self, key: str) -> int:
-        """Return the size of a file in bytes."""
-        return (self.root / key).stat().st_size
-
-    async def delete(self, key: str) -> None:
-        """Delete a file, a folder or a link.
-
-        A folder is deleted with its content, a link without its target. Raises the errors of `own_path`.
-        """
-        self._check_writable()
-        remove(own_path(self.root, key))
-
-    async def delete_dir(self, prefix: str) -> None:
-        """Delete a folder or a link.
-
-        A folder is deleted with its content, a link without its target. A file is left alone.
-        """
-        self._check_writable()
-        path = own_path(self.root, prefix)
-        if path.is_dir() and not path.is_symlink():
-            # On a busy disk each deletion waits, so delete from several folders at the same time.
-            on_threads(shutil.rmtree, _folders_of_chunks(path), _DELETING)
-        if path.is_dir() or path.is_symlink():
-            remove(path)
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over the names of the objects and folders in a folder."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            for name in os.listdir(self.root / prefix):  # noqa: PTH208  (only names are wanted)
-                yield name
-
-
-def _folders_of_chunks(array: Path) -> list[str]:
-    chunks = array / "c"
-    if chunks.is_symlink() or not chunks.is_dir():
-        return []
-    with os.scandir(chunks) as inside:
-        return [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
-
-
-def _created(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o666)
-    except OSError as error:
-        for above in path.parents:
-            if os.path.lexists(above) and not above.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above)) from error
-        raise

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from datetime import datetime
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 from urllib.parse import quote, unquote
 
-from zarr.buffer import default_buffer_prototype
-from zarr.storage import FsspecStore
+from fsspec.asyn import AsyncFileSystem
 
 from infinite_tensor.support.disks import tell_weaker
-from infinite_tensor_stores.files import bounded
+from infinite_tensor.support.forks import Lock
+from infinite_tensor.support.interrupts import at_rest
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, bounded
+from infinite_tensor_stores.homes import Home, Stored, check_writable
+from infinite_tensor_stores.many import each, on_loop
 
+_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _HIDDEN = "***"
 _HARMLESS = "addressing_style endpoint_url host mode port profile project region_name signature_version"
 """Options without credentials, except for a login in a URL. The text of any other option may be a credential."""
@@ -59,145 +65,169 @@ class LoginMask:
         return next(kinds, OSError)(f"{type(error).__name__}: {self.text(str(error))}")
 
 
-class MaskedFileSystem:
-    """A file system of fsspec, with credentials hidden in errors."""
+class RemoteHome(Home):
+    """A folder of a file system of fsspec, with credentials hidden in errors.
 
-    creates: bool | None = None
-    """Whether `create` refuses to replace a file. None if not tried yet."""
+    Parameters
+    ----------
+    files : AbstractFileSystem
+        The file system.
+    path : str
+        The folder in the file system.
+    mask : LoginMask
+        Hides credentials.
+    read_only : bool
+        Whether writing is refused.
+    at_once : int
+        The number of requests of one call that are under way at a time.
+    **changes
+        Options in place of those of `files`. If there are any, a file system like `files` is used.
+    """
 
-    def __init__(self, files: Any, mask: LoginMask) -> None:
-        self.files = files
+    lists_in_pages = False
+
+    def __init__(
+        self, files: Any, path: str, mask: LoginMask, *, read_only: bool, at_once: int, **changes: Any
+    ) -> None:
+        options = {**files.storage_options, **changes, "skip_instance_cache": True}
+        kind: Any = type(files)
+        self._open = partial(kind, *files.storage_args, **options)
+        self._files: Any = None if changes else files
+        self._process = os.getpid()
+        # Some file systems keep a final slash when a key is appended, but not in listings.
+        self.path = path.rstrip("/")
         self.mask = mask
+        self.read_only = read_only
+        self.in_memory = self.is_near = "memory" in files.protocol
+        self.at_once = 1 if self.in_memory else at_once
+        # None if not tried yet.
+        self._creates: bool | None = True if self.in_memory else None
 
-    async def disconnect(self) -> None:
-        """Close unshared connections.
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.files).__name__}, {self.mask.text(self.path)!r})"
 
-        The next request opens new connections.
-        """
+    @property
+    def files(self) -> Any:
+        """The file system. A forked child opens its own, because connections do not survive a fork."""
+        if self._process != os.getpid():
+            # Freed, it would close connections of the parent.
+            _inherited.append(self._files)
+            self._files, self._process = None, os.getpid()
+        if self._files is None:
+            self._files = self._open()
+        return self._files
 
-    async def create(self, path: str, data: bytes) -> None:
-        """Create a file.
+    def disconnect(self) -> None:
+        """See `Home`."""
+        self._files = None
 
-        Raise FileExistsError if the file exists.
-        """
-        await self._pipe_file(path, data, mode="create")
+    def ask(
+        self, method: str, arguments: Iterable[tuple[Any, ...]], *harmless: type[Exception], **options: Any
+    ) -> list[Any]:
+        """Call a method of the file system for each tuple of arguments, with credentials hidden in errors.
 
-    async def hide(self, request: Awaitable[Any]) -> Any:
-        """Await a request, with credentials hidden in errors.
-
-        This includes the cause and the context of an error.
+        Errors of the kinds `harmless` are returned in place of results.
         """
         try:
-            return await request
+            files = self.files
+            if isinstance(files, AsyncFileSystem) and files.async_impl:
+                call = partial(self._send, f"_{method}", options)
+                return on_loop(files.loop, call, arguments, self.at_once, harmless)
+            with at_rest():
+                return each(lambda given: getattr(files, method)(*given, **options), arguments, self.at_once, harmless)
         except Exception as error:
+            # The cause and the context of an error are hidden too.
             shown = self.mask.error(error)
             if shown is error:
                 raise
         raise shown
 
-    def __getattr__(self, name: str) -> Any:
-        # During copying or unpickling, `files` is not set yet.
-        found = getattr(object.__getattribute__(self, "files"), name)
-        if not name.startswith("_"):
-            return found
-        # In fsspec, names with an underscore are coroutines.
-        return lambda *args, **kwargs: self.hide(found(*args, **kwargs))
+    async def _send(self, method: str, options: dict[str, Any], given: tuple[Any, ...]) -> Any:
+        return await getattr(self.files, method)(*given, **options)
 
+    def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
+        """See `Home`."""
+        found = self.ask("cat_file", self._at(keys), *_MISSING)
+        return [bounded(data, most) if isinstance(data, bytes) else None for data in found]
 
-class FilesInMemory(MaskedFileSystem):
-    """fsspec's file system in memory, with an atomic `create`.
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        """See `Home`."""
+        check_writable(self)
+        self.ask("pipe_file", [(self._path(key), data) for key, data in objects.items()])
 
-    fsspec itself creates a file in two steps, a check and a write.
-    """
+    def _create(self, objects: Mapping[str, bytes]) -> list[bool]:
+        check_writable(self)
+        there = [False] * len(objects) if self._creates else self.exist(objects)
+        free = {key: data for (key, data), is_there in zip(objects.items(), there, strict=True) if not is_there}
+        created = dict(zip(free, self._pipe_new(free), strict=True))
+        if self._creates is None and (key := next((key for key in created if created[key]), None)) is not None:
+            # Test whether the file system can create files exclusively: the file is created again, which should fail.
+            self._creates = self._pipe_new({key: objects[key]}) == [False]
+            if not self._creates:
+                tell_weaker(
+                    repr(self),
+                    "this file system cannot create files exclusively, so if two processes create a file at the same "
+                    "time, the later one wins",
+                )
+        return [created.get(key, False) for key in objects]
 
-    creates = True
+    def _pipe_new(self, objects: Mapping[str, bytes]) -> list[bool]:
+        given = [(self._path(key), data) for key, data in objects.items()]
+        # In memory, fsspec creates a file in two steps, a check and a write.
+        with _creating if self.in_memory else nullcontext():
+            answers = self.ask("pipe_file", given, FileExistsError, mode="create")
+        return [not isinstance(answer, FileExistsError) for answer in answers]
 
-    async def create(self, path: str, data: bytes) -> None:
-        """Create a file.
+    def delete(self, keys: Iterable[str]) -> None:
+        """See `Home`."""
+        check_writable(self)
+        self.ask("rm_file", self._at(keys), *_MISSING)
 
-        Raise FileExistsError if the file exists.
-        """
-        # On the thread of the event loop, no other request can come between the two steps.
-        self.files.sync_fs.pipe_file(path, data, mode="create")
+    def _delete_folder(self, folder: str) -> None:
+        check_writable(self)
+        self.ask("rm", self._at([folder]), *_MISSING, recursive=True)
 
+    def exist(self, keys: Iterable[str]) -> list[bool]:
+        """See `Home`."""
+        return [bool(found) for found in self.ask("exists", self._at(keys))]
 
-class Stored(NamedTuple):
-    """Size and last modification of an object.
+    def sizes(self, keys: Iterable[str]) -> list[int]:
+        """See `Home`."""
+        return [size if isinstance(size, int) else 0 for size in self.ask("size", self._at(keys), *_MISSING)]
 
-    The size is in bytes. The time is in seconds since 1970, or None if unknown.
-    """
+    def names(self, folder: str) -> list[str]:
+        """See `Home`."""
+        (found,) = self.ask("ls", self._at([folder]), *_MISSING, detail=False)
+        paths = [] if isinstance(found, Exception) else [path.rstrip("/") for path in found]
+        return [path.rpartition("/")[2] for path in paths if path != self._path(folder)]
 
-    size: int
-    changed: float | None = None
+    def keys(self, folder: str) -> Iterator[str]:
+        """See `Home`."""
+        return (key for key, _ in self.entries(folder))
 
-
-class RemoteStore(FsspecStore):
-    """A `FsspecStore` with credentials hidden."""
-
-    fs: MaskedFileSystem
-    lists_in_pages = False
-    """Whether a listing can be stopped early, without requests for the rest."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({type(self.fs.files).__name__}, {self.fs.mask.text(self.path)!r})"
-
-    async def read(self, key: str, most: int) -> bytes | None:
-        """Read an object.
-
-        Return None if there is no object. Return `Unreadable` if the object has more than `most` bytes.
-        """
-        found = await self.get(key, default_buffer_prototype())
-        return None if found is None else bounded(found.to_bytes(), most)
-
-    async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists.
-
-        Return whether the object was written.
-        """
-        self._check_writable()
-        path = f"{self.path}/{key}"
-        if self.fs.creates is not True and await self.fs._exists(path):  # noqa: SLF001  (the name in fsspec)
-            return False
-        try:
-            await self.fs.create(path, data)
-        except FileExistsError:
-            return False
-        if self.fs.creates is None:
-            await self._try_again(path, data)
-        return True
-
-    async def copy(self, key: str, to: str) -> None:
-        """Copy an object to another key, without moving its content through this machine if the storage can do that."""
-        self._check_writable()
-        paths = f"{self.path}/{key}", f"{self.path}/{to}"
-        try:
-            await self.fs._cp_file(*paths)  # noqa: SLF001  (the name in fsspec)
-        except NotImplementedError:
-            await self.fs._pipe_file(paths[1], await self.fs._cat_file(paths[0]))  # noqa: SLF001
-
-    async def _try_again(self, path: str, data: bytes) -> None:
-        """Test whether the file system can create files exclusively.
-
-        The existing file `path` is created again, which should fail. Sets `fs.creates`.
-        """
-        self.fs.creates = True
-        with suppress(FileExistsError):
-            await self.fs.create(path, data)
-            self.fs.creates = False
-            tell_weaker(
-                repr(self),
-                "this file system cannot create files exclusively, so if two processes create a file at the same time, "
-                "the later one wins",
-            )
-
-    async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
-        """Iterate over the objects below the folder `prefix`.
-
-        Yields each key with the size and the time from the listing.
-        """
-        found = await self.fs._find(f"{self.path}/{prefix}", detail=True)  # noqa: SLF001  (the name in fsspec)
+    def entries(self, folder: str) -> Iterator[tuple[str, Stored]]:
+        """See `Home`."""
+        (found,) = self.ask("find", self._at([folder]), detail=True)
         for path, entry in found.items():
             yield path.removeprefix(f"{self.path}/"), Stored(entry["size"], _changed(entry))
+
+    def copy(self, keys: Mapping[str, str]) -> None:
+        """Copy objects, without moving their content through this machine if the storage can do that."""
+        check_writable(self)
+        try:
+            self.ask("cp_file", [(self._path(key), self._path(to)) for key, to in keys.items()])
+        except NotImplementedError:
+            super().copy(keys)
+
+    def _path(self, key: str) -> str:
+        return f"{self.path}/{key}" if key else self.path
+
+    def _at(self, keys: Iterable[str]) -> list[tuple[str]]:
+        return [(self._path(key),) for key in keys]
+
+
+_inherited: list[Any] = []
+_creating = Lock()
 
 
 def _changed(entry: Mapping[str, Any]) -> float | None:

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import unquote
 
-from fsspec import available_protocols
-from fsspec.asyn import AsyncFileSystem
+from fsspec import AbstractFileSystem, available_protocols
+from fsspec.core import url_to_fs
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.abc.store import Store
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tilestore.stored_definition import FORMAT
-from infinite_tensor_stores.files import FileStore
-from infinite_tensor_stores.remote import FilesInMemory, LoginMask, MaskedFileSystem, RemoteStore, without_logins
+from infinite_tensor_stores.homes import DEFAULT_CONCURRENCY, FileHome, Home, StoreHome, innermost
+from infinite_tensor_stores.remote import LoginMask, RemoteHome, without_logins
 
 DEFAULT_TIMEOUT = 15.0
 MOST_CONCURRENT = 256
@@ -29,7 +29,6 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 ModeT = TypeVar("ModeT")
 
 _S3 = ("s3://", "s3a://")
-_MEMORY = "memory"
 
 
 def check_mode(mode: object, modes: Sequence[ModeT]) -> ModeT:
@@ -190,13 +189,14 @@ def check_concurrency(concurrency: object) -> int:
     return number
 
 
-def zarr_store(
-    target: object, storage_options: dict[str, Any] | None, read_only: bool, timeout: float = DEFAULT_TIMEOUT
-) -> Store:
-    """Return the zarr Store for a path, an fsspec URL or a Store.
-
-    In a forked or spawned process, a call with the same arguments opens the same store, with connections and an event
-    loop of that process.
+def home_of(
+    target: object,
+    storage_options: dict[str, Any] | None,
+    read_only: bool,
+    timeout: float = DEFAULT_TIMEOUT,
+    at_once: int = DEFAULT_CONCURRENCY,
+) -> Home:
+    """Return the home at a path, an fsspec URL or in a zarr Store.
 
     Parameters
     ----------
@@ -208,6 +208,8 @@ def zarr_store(
         Whether writing is refused.
     timeout : float
         Seconds after which a request fails if S3 does not answer.
+    at_once : int
+        The number of requests of one call that are under way at a time.
 
     Raises
     ------
@@ -221,46 +223,19 @@ def zarr_store(
     if isinstance(target, Store):
         if storage_options:
             raise ValidationError("storage_options are only for URLs; set those of a zarr Store when it is created")
-        try:
-            store = target.with_read_only(True) if read_only and not target.read_only else target
-        except NotImplementedError as error:
-            kind = type(target).__name__
-            raise ValidationError(f"mode 'r' needs a read-only {kind}: give {kind}(..., mode='r')") from error
-        # Only exact types are replaced: a subclass may behave differently.
-        if type(store) is LocalStore:
-            return FileStore(store.root.absolute(), read_only=store.read_only)
-        if type(store) is FsspecStore:
-            return _remote(store, LoginMask(store.path, store.fs.storage_options), timeout)
-        return store
+        return _of_store(target, read_only, timeout, at_once)
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
     url = text_of(target)
     if is_local(url):
-        # Unlike zarr's fsspec store for file://, FileStore can create files exclusively.
-        return FileStore(local_path(url).absolute(), read_only=read_only)
-    return _of_url(url, storage_options or {}, read_only, timeout)
-
-
-def is_in_memory(store: Store) -> bool:
-    """Return whether a store keeps data in the memory of this process."""
-    inner = innermost(store)
-    return _MEMORY in inner.fs.protocol if isinstance(inner, RemoteStore) else isinstance(inner, MemoryStore)
-
-
-def innermost(store: Store) -> Store:
-    """Return the Store inside all wrappers."""
-    while isinstance(store, WrapperStore):
-        store = store._store  # noqa: SLF001  (zarr has no public name for it)
-    return store
-
-
-def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout: float) -> Store:
+        # Unlike fsspec's files, FileHome can create files exclusively.
+        return FileHome(local_path(url).absolute(), read_only=read_only)
     mask = LoginMask(url, storage_options)
-    # A cached listing would hide what another process has written, and a cached instance may be connected to another
-    # event loop.
-    options = {"use_listings_cache": False, **storage_options, "skip_instance_cache": True}
+    # A cached listing would hide what another process has written, and connections of a cached instance may be shared.
+    options = {"use_listings_cache": False, **(storage_options or {}), "skip_instance_cache": True}
     try:
-        return _remote(FsspecStore.from_url(url, storage_options=options, read_only=read_only), mask, timeout)
+        files, path = url_to_fs(url, **options)
+        return _remote(files, path, mask, read_only, timeout, at_once)
     except ImportError as error:
         extra = "; pip install s3fs aiobotocore" if url.startswith(_S3) else ""
         raise ImportError(f"{shown(url)} needs another package: {error}{extra}") from error
@@ -269,34 +244,37 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
     raise StoreError(f"cannot open {shown(url)}: {type(failure).__name__}: {failure}") from failure
 
 
-def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
-    # Zarr removes the final slash of a path when it appends a key, but not when it lists, so remove it here.
-    path = store.path.rstrip("/")
-    if "s3" in store.fs.protocol:
+def _of_store(target: Store, read_only: bool, timeout: float, at_once: int) -> Home:
+    try:
+        store = target.with_read_only(True) if read_only and not target.read_only else target
+    except NotImplementedError as error:
+        kind = type(target).__name__
+        raise ValidationError(f"mode 'r' needs a read-only {kind}: give {kind}(..., mode='r')") from error
+    # Only exact types are replaced: a subclass may behave differently.
+    if type(store) is LocalStore:
+        return FileHome(store.root.absolute(), read_only=store.read_only)
+    if type(store) is FsspecStore:
+        mask = LoginMask(store.path, store.fs.storage_options)
+        if isinstance(store.fs, AsyncFileSystemWrapper):
+            return _remote(store.fs.sync_fs, store.path, mask, store.read_only, timeout, at_once)
+        return _remote(store.fs, store.path, mask, store.read_only, timeout, at_once, asynchronous=False)
+    return StoreHome(store, at_once)
+
+
+def _remote(
+    files: AbstractFileSystem, path: str, mask: LoginMask, read_only: bool, timeout: float, at_once: int, **changes: Any
+) -> Home:
+    if "s3" in files.protocol:
         # The packages of the extra `s3` may not be installed.
-        from infinite_tensor_stores.s3 import S3Requests, S3Store  # noqa: PLC0415
+        from infinite_tensor_stores.s3 import S3Home  # noqa: PLC0415
 
-        return S3Store(S3Requests(store.fs, store.path, mask, timeout), store.read_only, path)
-    kind = FilesInMemory if _MEMORY in store.fs.protocol else MaskedFileSystem
-    return RemoteStore(kind(_of_our_own(store.fs), mask), store.read_only, path)
-
-
-def _of_our_own(fs: AsyncFileSystem) -> AsyncFileSystem:
-    """Copy a file system, for connections on our event loop.
-
-    The same object is returned for equal file systems, and kept until the process ends.
-    """
-    if isinstance(fs, AsyncFileSystemWrapper):
-        return AsyncFileSystemWrapper(fs.sync_fs, asynchronous=True)
-    # Connections belong to one process.
-    key = fs._fs_token, os.getpid()  # noqa: SLF001  (fsspec's key for equal file systems)
-    if key not in _own or not fs.cachable:
-        options = {**fs.storage_options, "asynchronous": True, "skip_instance_cache": True}
-        _own[key] = type(fs)(*fs.storage_args, **options)
-    return _own[key]
+        return S3Home(files, path, mask, read_only=read_only, at_once=at_once, timeout=timeout)
+    return RemoteHome(files, path, mask, read_only=read_only, at_once=at_once, **changes)
 
 
-_own: dict[tuple[str, int], AsyncFileSystem] = {}
+def is_in_memory(store: Store) -> bool:
+    """Return whether a zarr Store keeps data in the memory of this process."""
+    return isinstance(innermost(store), MemoryStore)
 
 
 def shown(target: object) -> str:

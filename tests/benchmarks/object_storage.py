@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,11 @@ from typing import Any
 
 import torch
 from zarr.abc.store import Store
-from zarr.buffer import default_buffer_prototype
+from zarr.storage import FsspecStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.targets import zarr_store
-from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects, concurrently
+from infinite_tensor_stores.homes import DEFAULT_CONCURRENCY, Home, StoreHome
+from infinite_tensor_stores.targets import home_of
 from tests.support.s3_obstore import obstore_at
 from tests.support.s3_server import S3Server, find_program
 from tests.support.watched import Watched
@@ -39,7 +38,6 @@ LIMIT = 1.5
 CONCURRENCIES = (4, 8, 16, 32, 64)
 LATENCY = 0.03
 
-_PROTOTYPE = default_buffer_prototype()
 _numbers = itertools.count()
 
 
@@ -81,14 +79,14 @@ def url() -> str:
     return f"s3://tiles/benchmark-{next(_numbers)}"
 
 
-def client(server: S3Server) -> Store:
+def client(server: S3Server) -> Home:
     """This library's client, at a prefix of its own."""
-    return zarr_store(url(), server.options(), read_only=False)
+    return home_of(url(), server.options(), read_only=False)
 
 
-def obstore_client(server: S3Server) -> Store:
+def obstore_client(server: S3Server) -> Home:
     """obstore's, at a prefix of its own."""
-    return obstore_at(server, url())
+    return StoreHome(obstore_at(server, url()))
 
 
 def noise(windows: int) -> Callable[[tuple[int, ...]], torch.Tensor]:
@@ -113,21 +111,6 @@ def box(tiles: int) -> tuple[slice, slice]:
     """A region of so many tiles."""
     rows = int(tiles**0.5)
     return slice(0, rows * TILE), slice(0, tiles // rows * TILE)
-
-
-def plainly(call: Callable[[Any], Awaitable[Any]], arguments: Sequence[Any], concurrency: int) -> list[Any]:
-    """What anybody would write to have many requests under way at a time."""
-
-    async def everything() -> list[Any]:
-        turns = asyncio.Semaphore(concurrency)
-
-        async def one(argument: Any) -> Any:
-            async with turns:
-                return await call(argument)
-
-        return await asyncio.gather(*map(one, arguments))
-
-    return sync(everything)
 
 
 def beside_plain_requests(server: S3Server, tiles: int, rounds: int) -> Iterator[str]:
@@ -159,19 +142,18 @@ def _fill_and_read(server: S3Server, tiles: int, windows: int, times: Times, *, 
             tensor(store, windows)
     with opened(where, storage_options=options) as store:
         t = tensor(store, windows)
-        _warm(store._objects.store)
+        _warm(store._home)
         times.take("fill", lambda: t.fill(box(tiles), progress=False))
-        stored = store._objects.store
-        keys = [key for page in store._objects.pages(f"{store.tensor_info('t').location}/c") for key in page]
+        stored = store._home
+        keys = list(stored.keys(f"{store.tensor_info('t').location}/c"))
         assert len(keys) == tiles
-        found = times.take("gets", lambda: plainly(lambda key: stored.get(key, _PROTOTYPE), keys, DEFAULT_CONCURRENCY))
+        found = times.take("gets", lambda: stored.get(keys))
     with opened(where, storage_options=options) as store:
         t = tensor(store, windows)
-        _warm(store._objects.store)
+        _warm(store._home)
         times.take("read", lambda: t[box(tiles)])
     _warm(plain)
-    objects = list(enumerate(found))
-    times.take("puts", lambda: plainly(lambda item: plain.set(f"c/{item[0]}", item[1]), objects, DEFAULT_CONCURRENCY))
+    times.take("puts", lambda: plain.put({f"c/{number}": data for number, data in enumerate(found)}))
 
 
 def by_concurrency(server: S3Server, tiles: int, rounds: int) -> Iterator[str]:
@@ -179,7 +161,7 @@ def by_concurrency(server: S3Server, tiles: int, rounds: int) -> Iterator[str]:
     times = Times()
     for _, concurrency in itertools.product(range(rounds), CONCURRENCIES):
         for place in ("near", "far"):
-            target = client(server)
+            target = FsspecStore.from_url(url(), storage_options=server.options())
             with opened(target if place == "near" else Far(target), concurrency) as store:
                 t = tensor(store, 1)
                 times.take(f"{place} fill {concurrency}", lambda: t.fill(box(tiles), progress=False))  # noqa: B023
@@ -197,9 +179,9 @@ def beside_obstore(server: S3Server, count: int, rounds: int) -> Iterator[str]:
     makers = {"ours": client, "obstore": obstore_client}
     times = {name: Times() for name in makers}
     for _, (name, make) in itertools.product(range(rounds), makers.items()):
-        store = make(server)
-        _warm(store)
-        _operate(store, count, times[name])
+        home = make(server)
+        _warm(home)
+        _operate(home, count, times[name])
     yield "| operation, ms | ours | obstore | ratio |"
     yield "|---|---|---|---|"
     for operation, ours in times["ours"].least.items():
@@ -207,26 +189,24 @@ def beside_obstore(server: S3Server, count: int, rounds: int) -> Iterator[str]:
         yield f"| {operation} | {ours / count * 1e3:.2f} | {theirs / count * 1e3:.2f} | {ours / theirs:.1f} |"
 
 
-def _operate(store: Store, count: int, times: Times) -> None:
+def _operate(home: Home, count: int, times: Times) -> None:
     block = torch.rand((TILE, TILE), generator=torch.Generator().manual_seed(0)).numpy().tobytes()
-    objects = Objects(lambda: store)
-    buffer, numbers = _PROTOTYPE.buffer.from_bytes(block), range(count)
 
-    def each(operation: str, call: Callable[[int], Awaitable[Any]]) -> None:
-        times.take(operation, lambda: concurrently(call, numbers))
+    def keys(folder: str) -> list[str]:
+        return [f"{folder}/{number}" for number in range(count)]
 
-    each("put of 256 KiB", lambda n: store.set(f"c/{n}", buffer))
-    each("get of 256 KiB", lambda n: store.get(f"c/{n}", _PROTOTYPE))
-    each("get of what is missing", lambda n: store.get(f"d/{n}", _PROTOTYPE))
-    each("create, 1 KiB", lambda n: objects.create(f"p/{n}", block[:1024]))
-    each("create what is there already", lambda n: objects.create(f"p/{n}", block[1024:2048]))
-    times.take("list", lambda: list(objects.pages("c")))
-    times.take("delete a folder", lambda: sync(objects.delete_folder, "c"))
+    times.take("put of 256 KiB", lambda: home.put(dict.fromkeys(keys("c"), block)))
+    times.take("get of 256 KiB", lambda: home.get(keys("c")))
+    times.take("get of what is missing", lambda: home.get(keys("d")))
+    times.take("create, 1 KiB", lambda: home.create(dict.fromkeys(keys("p"), block[:1024])))
+    times.take("create what is there already", lambda: home.create(dict.fromkeys(keys("p"), block[1024:2048])))
+    times.take("list", lambda: list(home.keys("c")))
+    times.take("delete a folder", lambda: home.delete_folders(["c"]))
 
 
-def _warm(store: Store) -> None:
+def _warm(home: Home) -> None:
     """Have connections open."""
-    concurrently(lambda n: store.get(f"none/{n}", _PROTOTYPE), range(DEFAULT_CONCURRENCY))
+    home.get([f"none/{number}" for number in range(DEFAULT_CONCURRENCY)])
 
 
 def _rate(tiles: int, seconds: float) -> str:

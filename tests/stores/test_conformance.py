@@ -14,13 +14,13 @@ import pytest
 import torch
 import zarr
 from zarr.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.testing import PersistentStoreTests
 from infinite_tensor.tilestore import testing as earlier
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
-from infinite_tensor_stores.loop import sync
 from tests.support.dict_store import DictTileStore
 from tests.support.sqlite_store import SQLiteTileStore
 
@@ -43,11 +43,11 @@ class _ZarrTests(_Sampled):
         at = zip(tile, definition["origin"], definition["tile_size"], strict=True)
         chunk = "/".join(str(i + origin // size) for i, origin, size in at)
         key, prototype = f"t-{tensor_id}/tiles-{definition['incarnation']}/c/{chunk}", default_buffer_prototype()
-        found = sync(root.store.get, key, prototype)
+        found = sync(root.store.get(key, prototype))
         assert found is not None
         data = bytearray(found.to_bytes())
         data[len(data) // 2] ^= 0x10
-        sync(root.store.set, key, prototype.buffer.from_bytes(bytes(data)))
+        sync(root.store.set(key, prototype.buffer.from_bytes(bytes(data))))
 
 
 class TestZarrInADirectory(_ZarrTests):

@@ -13,12 +13,13 @@ import pytest
 import torch
 import zarr
 from numcodecs import Blosc, Zstd  # type: ignore[import-untyped]
+from zarr.buffer import default_buffer_prototype
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from infinite_tensor.values.dtypes import DTYPES, dtype_name, stored_dtype
+from infinite_tensor_stores.homes import StoreHome
 from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size
-from infinite_tensor_stores.zarr.objects import PROTOTYPE, Objects
 from tests.support.bounds import bounded
 
 Block = npt.NDArray[Any]
@@ -63,9 +64,9 @@ def blocks_of(dtype: str, shape: Sequence[int] = SHAPE) -> list[Block]:
 
 def written_by_zarr(block: Block, description: dict[str, Any]) -> bytes:
     """The chunk of an array in memory."""
-    store = MemoryStore({"zarr.json": PROTOTYPE.buffer.from_bytes(json.dumps(description).encode())})
+    store = MemoryStore({"zarr.json": default_buffer_prototype().buffer.from_bytes(json.dumps(description).encode())})
     zarr.open_array(store, config={"write_empty_chunks": True})[:] = block
-    (chunk,) = Objects(lambda: store).get(["c/0/0"])
+    (chunk,) = StoreHome(store).get(["c/0/0"], 2**30)
     assert chunk is not None
     return chunk
 

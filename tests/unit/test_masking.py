@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fsspec.asyn import AsyncFileSystem
-from zarr.buffer import default_buffer_prototype
 
-from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore
+from infinite_tensor_stores.homes import Home
+from infinite_tensor_stores.remote import LoginMask, RemoteHome
 from infinite_tensor_stores.targets import shown
 
 SECRETS = ("hunter2secret", "AKIAEXAMPLE99", "abc/def+ghi==", "tokentoken")
@@ -135,36 +134,29 @@ class RefusingFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _refuse(self, *_: Any, **__: Any) -> None:
         raise PermissionError("hunter2secret is no password")
 
-    _cat_file = _pipe_file = _rm = _rm_file = _exists = _info = _ls = _find = _refuse
-
-
-async def listed(entries: AsyncIterator[Any]) -> list[Any]:
-    return [entry async for entry in entries]
+    _cat_file = _pipe_file = _rm = _rm_file = _exists = _info = _ls = _find = _cp_file = _refuse
 
 
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda store: store.get("a", default_buffer_prototype()),
-        lambda store: store.read("a", 10),
-        lambda store: store.set("a", default_buffer_prototype().buffer.from_bytes(b"x")),
-        lambda store: store.create("a", b"x"),
-        lambda store: store.exists("a"),
-        lambda store: store.getsize("a"),
-        lambda store: store.delete("a"),
-        lambda store: store.delete_dir("a"),
-        lambda store: store.clear(),
-        lambda store: store.is_empty("a"),
-        lambda store: listed(store.list()),
-        lambda store: listed(store.list_prefix("a")),
-        lambda store: listed(store.list_dir("a")),
-        lambda store: listed(store.list_objects("a")),
+        lambda home: home.get(["a"]),
+        lambda home: home.put({"a": b"x"}),
+        lambda home: home.create({"a": b"x"}),
+        lambda home: home.exist(["a"]),
+        lambda home: home.sizes(["a"]),
+        lambda home: home.delete(["a"]),
+        lambda home: home.delete_folders(["a"]),
+        lambda home: home.copy({"a": "b"}),
+        lambda home: home.names("a"),
+        lambda home: list(home.keys("a")),
+        lambda home: list(home.entries("a")),
     ],
 )
-def test_nothing_that_a_store_is_asked_shows_a_credential(ask: Callable[[RemoteStore], Any]) -> None:
+def test_nothing_that_a_home_is_asked_shows_a_credential(ask: Callable[[Home], Any]) -> None:
     mask = LoginMask("refusing://x", {"password": "hunter2secret"})
-    store = RemoteStore(MaskedFileSystem(RefusingFileSystem(asynchronous=True), mask), path="x")
+    home = RemoteHome(RefusingFileSystem(), "x", mask, read_only=False, at_once=2)
     with pytest.raises(PermissionError) as told:
-        sync(ask, store)
+        ask(home)
     assert str(told.value) == "PermissionError: *** is no password"
     assert "hunter2secret" not in "".join(traceback.format_exception(told.value))

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 from numcodecs import Zstd  # type: ignore[import-untyped]
-from zarr.abc.store import Store
 
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
@@ -42,9 +41,9 @@ from infinite_tensor.views.metadata import (
     is_name,
     zarr_attributes,
 )
-from infinite_tensor_stores.targets import is_local, local_path, shown, zarr_store
-from infinite_tensor_stores.zarr.codec import threads_for
-from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.homes import Home
+from infinite_tensor_stores.many import threads_for
+from infinite_tensor_stores.targets import home_of, is_local, local_path, shown
 
 _MARK = "infinite_tensor_export"
 _ZSTD = Zstd(0)
@@ -96,7 +95,7 @@ def opened_zarr(
             yield group.sinks()
             group.finish()
         return
-    group = _Group(content, zarr_store(target, storage_options, read_only=False), shown(target), is_staged=True)
+    group = _Group(content, home_of(target, storage_options, read_only=False), shown(target), is_staged=True)
     group.check_free(overwrite=overwrite)
     try:
         yield group.sinks()
@@ -112,7 +111,7 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
     check_free(path, lambda path: _is_export(_root_of(path)), "was not written by export", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_folder(path) as (folder, is_left):
-        group = _Group(content, zarr_store(folder, None, read_only=False), str(path))
+        group = _Group(content, home_of(folder, None, read_only=False), str(path))
         if not group.is_begun:
             for each in folder.iterdir():
                 remove(each)
@@ -154,17 +153,17 @@ class _Group:
     ----------
     content : Content
         The contents to write.
-    store : Store
-        The store to write to.
+    home : Home
+        The home to write to.
     target : str
         The target of the export, for messages.
     is_staged : bool
         Whether chunks are first written to a folder in the store.
     """
 
-    def __init__(self, content: Content, store: Store, target: str, *, is_staged: bool = False) -> None:
+    def __init__(self, content: Content, home: Home, target: str, *, is_staged: bool = False) -> None:
         self._content = content
-        self._objects = Objects(lambda: store)
+        self._home = home
         self._target = target
         self._mark = content.identity or secrets.token_hex(32)
         # Another process may continue the same export, so the mark alone does not say who has written it.
@@ -176,7 +175,7 @@ class _Group:
     @property
     def is_begun(self) -> bool:
         """Whether the store contains an unfinished export of the same pixels."""
-        return _marks_in(*self._objects.get([UNFINISHED])) == [self._mark]
+        return _marks_in(*self._home.get([UNFINISHED])) == [self._mark]
 
     @property
     def may_continue(self) -> bool:
@@ -188,18 +187,18 @@ class _Group:
 
     def mark(self) -> None:
         """Write the mark of this export."""
-        self._objects.put({UNFINISHED: self._note})
+        self._home.put({UNFINISHED: self._note})
 
     def drop(self) -> None:
         """Delete the chunks that are not yet in their places."""
-        self._objects.run(self._objects.delete_folder, self._folder.rstrip("/"))
+        self._home.delete_folders([self._folder.rstrip("/")])
 
     def check_free(self, *, overwrite: bool) -> None:
         """Check that the target contains nothing, an unfinished export or, with `overwrite`, any export.
 
         Raise ValidationError otherwise.
         """
-        root, note = self._objects.get([DOCUMENT, UNFINISHED])
+        root, note = self._home.get([DOCUMENT, UNFINISHED])
         if _marks_in(note) == [self._mark]:
             # This export was killed while it changed the target.
             return
@@ -208,9 +207,9 @@ class _Group:
         if root is not None and not _is_export(root):
             raise ValidationError(f"{self._target!r} was not written by export, so it is not overwritten")
         # Only names with keys count, because some object storage also lists folders that were deleted.
-        names = [] if root or _is_export(note) else self._objects.children("")
+        names = [] if root or _is_export(note) else self._home.names("")
         names = [name for name in names if not name.startswith(_STAGED)]
-        if any(self._objects.exist(names)) or any(next(self._objects.pages(name, 1), None) for name in names):
+        if any(self._home.exist(names)) or any(next(self._home.keys(name), None) for name in names):
             raise ValidationError(f"{self._target!r} was not written by export; give another target")
 
     def replace(self, *, overwrite: bool) -> None:
@@ -230,20 +229,20 @@ class _Group:
             self.drop()
             raise
         # The root document is the first to be deleted, because nobody may open an incomplete group.
-        self._objects.delete([DOCUMENT])
-        names = [name for name in self._objects.children("") if name not in (UNFINISHED, self._folder.rstrip("/"))]
-        self._objects.each(self._objects.delete_folder, names)
-        self._objects.delete(names)
+        self._home.delete([DOCUMENT])
+        names = [name for name in self._home.names("") if name not in (UNFINISHED, self._folder.rstrip("/"))]
+        self._home.delete_folders(names)
+        self._home.delete(names)
         for at in range(0, len(chunks), _COPIES):
             self._check_marked()
             try:
-                self._objects.copy({f"{self._folder}{key}": key for key in chunks[at : at + _COPIES]})
+                self._home.copy({f"{self._folder}{key}": key for key in chunks[at : at + _COPIES]})
             except FileNotFoundError as error:
                 raise self._lost() from error
         root = self._write_documents()
-        if not self._objects.run(self._objects.create, DOCUMENT, root) or not self._is_marked:
-            if self._objects.get([DOCUMENT]) == [root]:
-                self._objects.delete([DOCUMENT])
+        if self._home.create({DOCUMENT: root}) == [False] or not self._is_marked:
+            if self._home.get([DOCUMENT]) == [root]:
+                self._home.delete([DOCUMENT])
             raise self._lost()
         self.drop()
         self._unmark()
@@ -253,7 +252,7 @@ class _Group:
 
         The root document makes the folder a group.
         """
-        self._objects.put({DOCUMENT: self._write_documents()})
+        self._home.put({DOCUMENT: self._write_documents()})
         self._unmark()
 
     def _write_documents(self) -> bytes:
@@ -271,15 +270,15 @@ class _Group:
         self._check_marked()
         for key, chunk in chunks_beside.items():
             # One at a time, because the coordinates of a long dimension are computed only now.
-            self._objects.put({key: bytes(_ZSTD.encode(chunk()))})
-        self._objects.put(written)
+            self._home.put({key: bytes(_ZSTD.encode(chunk()))})
+        self._home.put(written)
         self._check_count(self._keys())
         self._check_marked()
         return root
 
     @property
     def _is_marked(self) -> bool:
-        return self._objects.get([UNFINISHED]) == [self._note]
+        return self._home.get([UNFINISHED]) == [self._note]
 
     def _check_marked(self) -> None:
         if not self._is_marked:
@@ -291,7 +290,7 @@ class _Group:
 
     def _unmark(self) -> None:
         if self._is_marked:
-            self._objects.delete([UNFINISHED])
+            self._home.delete([UNFINISHED])
 
     def _lost(self) -> StoreError:
         return StoreError(
@@ -304,8 +303,7 @@ class _Group:
         return [f"{path}/{key}" for path in self._content.cutouts for key in self._chunks(f"{folder}{path}")]
 
     def _chunks(self, array: str) -> set[str]:
-        keys = itertools.chain.from_iterable(self._objects.pages(array))
-        return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{array}/") for key in keys)))
+        return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{array}/") for key in self._home.keys(array))))
 
     def sinks(self) -> dict[str, Sink]:
         """Return the sinks of the arrays, by path."""
@@ -314,7 +312,7 @@ class _Group:
         for path, cutout in self._content.cutouts.items():
             fill_value = None if fills is None else fills[path]
             written = self._chunks(f"{self._folder}{path}")
-            array = _Array(self._objects, f"{self._folder}{path}", cutout, fill_value, written)
+            array = _Array(self._home, f"{self._folder}{path}", cutout, fill_value, written)
             self._arrays.append(array)
             sinks[path] = Sink(cutout.frame.chunk_shape, array.put, array.has)
         return sinks
@@ -337,8 +335,8 @@ class _Array:
         The number of chunks written, including those in `written`.
     """
 
-    def __init__(self, objects: Objects, path: str, cutout: Cutout, fill_value: Any, written: set[str]) -> None:
-        self._objects = objects
+    def __init__(self, home: Home, path: str, cutout: Cutout, fill_value: Any, written: set[str]) -> None:
+        self._home = home
         self._path = path
         self._chunk_shape = cutout.of_kept(cutout.frame.chunk_shape)
         self._filled = np.full(self._chunk_shape, 0 if fill_value is None else fill_value, cutout.dtype)
@@ -353,7 +351,7 @@ class _Array:
         encoded = on_threads(partial(self._encoded, place, pixels), missing, threads_for(pixels.nbytes))
         found = zip(missing, encoded, strict=True)
         present = {f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None}
-        self._objects.put(present)
+        self._home.put(present)
         self.count += len(present)
 
     def _encoded(self, place: Place, pixels: Pixels, chunk: Index) -> bytes | None:

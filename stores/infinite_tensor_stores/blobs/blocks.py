@@ -75,11 +75,11 @@ class Blocks(ABC):
     def delete(self, first: int, count: int) -> None:
         """Delete `count` blocks from number `first` on."""
         # Delete backwards: if this is interrupted, the remaining blocks have no gap, and `delete_from` finds them.
-        self._location.delete([self._header.key(number) for number in reversed(range(first, first + count))])
+        self._location.home.delete([self._header.key(number) for number in reversed(range(first, first + count))])
 
     def delete_from(self, number: int) -> None:
         """Delete blocks from `number` on, up to the first missing block."""
-        while self._location.exist([self._header.key(number)]) == [True]:
+        while self._location.home.exist([self._header.key(number)]) == [True]:
             self.delete(number, 1)
             number += 1
 
@@ -180,7 +180,7 @@ class EncodedBlocks(Blocks):
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Read the blocks concurrently."""
-        found = self._location.get_decoded([self._header.key(number) for number in numbers], self._codec)
+        found = self._codec.read(self._location.home, [self._header.key(number) for number in numbers])
         blocks = []
         for number, block in zip(numbers, found, strict=True):
             if block is None:
@@ -193,7 +193,7 @@ class EncodedBlocks(Blocks):
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write the blocks concurrently."""
         whole = {self._header.key(number): to_stored(self._filled(rows)) for number, rows in blocks.items()}
-        self._location.put_encoded(whole, self._codec)
+        self._codec.write(self._location.home, whole)
 
     def _filled(self, rows: torch.Tensor) -> torch.Tensor:
         if len(rows) == self._header.block_size:

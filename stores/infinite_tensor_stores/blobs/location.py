@@ -16,10 +16,10 @@ from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, V
 from infinite_tensor.support.disks import OpenFile, sync_opened, tell_weaker
 from infinite_tensor_stores.blobs.header import Header, explained
 from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, SECONDS, FileLock, Lease, NoLocksError
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, opened, read_opened
-from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, opened, read_opened
+from infinite_tensor_stores.homes import FileHome
+from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, home_of, shown
 from infinite_tensor_stores.zarr.layout import DOCUMENT
-from infinite_tensor_stores.zarr.objects import Objects
 
 _PARTIAL = "writer.partial"
 """The name of an unfinished file. There is a single writer, so a single name is enough."""
@@ -65,8 +65,8 @@ class DocumentFile(Document):
         return found.st_ino == self._number and found.st_ctime_ns == self._changed
 
 
-class Location(Objects):
-    """The objects of one blob in a zarr Store.
+class Location:
+    """The objects of one blob.
 
     Parameters
     ----------
@@ -75,6 +75,8 @@ class Location(Objects):
 
     Attributes
     ----------
+    home : Home
+        The objects.
     address : tuple
         The arguments for `location_of` to open the same location again.
     """
@@ -83,14 +85,14 @@ class Location(Objects):
     """Whether the location is a folder on a local disk."""
 
     def __init__(self, target: Any, storage_options: dict[str, Any] | None, timeout: float) -> None:
-        super().__init__(lambda: zarr_store(target, storage_options, read_only=False, timeout=timeout))
+        self.home = home_of(target, storage_options, read_only=False, timeout=timeout)
         self.address = target, storage_options, timeout
 
     def __repr__(self) -> str:
         return shown(self.address[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if is_in_memory(self.store):
+        if self.home.in_memory:
             raise pickle.PicklingError(f"{self!r} cannot be pickled, because it is in the memory of this process")
         return location_of, self.address
 
@@ -122,7 +124,7 @@ class Location(Objects):
 
         Return None if there is no document. Raise StoreError if the document is too large or not a regular file.
         """
-        (found,) = self.get([DOCUMENT])
+        (found,) = self.home.get([DOCUMENT])
         return None if found is None else Document(content(found))
 
     def header(self) -> tuple[Header, Document]:
@@ -137,12 +139,12 @@ class Location(Objects):
 
     def commit(self, header: Header) -> None:
         """Replace the ``zarr.json``."""
-        self.put({DOCUMENT: header.to_bytes()})
+        self.home.put({DOCUMENT: header.to_bytes()})
 
     def names(self) -> list[str]:
         """List the names of all objects and folders at this location."""
         # Some storages list the folder itself, without a name.
-        return list(filter(None, self.children("")))
+        return list(filter(None, self.home.names("")))
 
     def stranger(self) -> str | None:
         """Return the name of an object or folder not belonging to a blob.
@@ -154,7 +156,7 @@ class Location(Objects):
 
     def delete_blocks(self) -> None:
         """Delete all blocks."""
-        self.delete([name for name in self.names() if name.startswith("c.")])
+        self.home.delete([name for name in self.names() if name.startswith("c.")])
 
     def delete_lock(self) -> None:
         """Delete the lock file, and the file of an unfinished write.
@@ -170,7 +172,7 @@ class Location(Objects):
 
         Raise StoreError if another writer has the right. On a local disk, create the folder.
         """
-        return Lease(self)
+        return Lease(self.home)
 
 
 class Folder(Location):
@@ -183,8 +185,8 @@ class Folder(Location):
 
     def __init__(self, target: Any, storage_options: dict[str, Any] | None, timeout: float) -> None:
         super().__init__(target, storage_options, timeout)
-        assert isinstance(self.store, FileStore)
-        self.path = self.store.root.absolute()
+        assert isinstance(self.home, FileHome)
+        self.path = self.home.root
 
     def __repr__(self) -> str:
         return shown(self.path)
@@ -235,7 +237,7 @@ class Folder(Location):
 
     def delete_lock(self) -> None:
         """Delete the lock file, and the file of an unfinished write."""
-        self.delete([_PARTIAL, LOCK])
+        self.home.delete([_PARTIAL, LOCK])
 
     def vanish(self) -> None:
         """Delete the folder if it is empty."""
@@ -245,7 +247,7 @@ class Folder(Location):
 
     def claim(self) -> Right:
         """Get a file lock, or a lease if the file system has no locks."""
-        if self.store.read_only:
+        if self.home.read_only:
             raise StoreError("the given zarr Store is read-only")
         try:
             return FileLock(self.path)
@@ -254,16 +256,16 @@ class Folder(Location):
                 self.path,
                 f"this file system has no locks, so a writer that was killed keeps others out for {SECONDS:.0f} s",
             )
-            return Lease(Objects(lambda: self.store))
+            return Lease(self.home)
 
 
 def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Location:
     """Return the location for a path, an fsspec URL or a zarr Store.
 
-    Raises the errors of `zarr_store`.
+    Raises the errors of `home_of`.
     """
     location = Location(absolute(target), storage_options, timeout)
-    return Folder(*location.address) if type(location.store) is FileStore else location
+    return Folder(*location.address) if isinstance(location.home, FileHome) else location
 
 
 def _created(path: Path) -> int:

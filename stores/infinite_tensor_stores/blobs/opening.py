@@ -206,14 +206,14 @@ def delete(location: Location) -> None:
         right = location.claim()
         try:
             # Delete the document first. Without a document, no blob is left, even after a kill.
-            location.delete([DOCUMENT])
+            location.home.delete([DOCUMENT])
             location.delete_blocks()
             location.delete_lock()
         finally:
             right.release()
             # The place is empty only now, because a lease is an object there too.
             location.vanish()
-            location.disconnect()
+            location.home.disconnect()
 
 
 def _document(location: Location, what: str) -> Document | None:

@@ -389,7 +389,7 @@ class Rows:
             self._document = None
             self.closed = True
             if not self.forked:
-                self.location.disconnect()
+                self.location.home.disconnect()
 
     def _release(self) -> None:
         if self._right is None:
@@ -536,7 +536,6 @@ class Rows:
     def _renew_after_fork(self) -> None:
         self.lock, self.extending = threading.RLock(), threading.RLock()
         self._in_doubt = False
-        self.location.forget()
         if self._right is not None:
             self._right.abandon()
             self._right = None

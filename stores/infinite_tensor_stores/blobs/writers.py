@@ -31,7 +31,7 @@ from pathlib import Path
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.disks import OpenFile, lock
-from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.homes import Home
 
 LOCK = "writer.lock"
 
@@ -136,7 +136,7 @@ class Lease:
 
     Parameters
     ----------
-    objects : Objects
+    home : Home
         The objects of the blob.
     renewal : float
         Seconds between renewals.
@@ -147,8 +147,8 @@ class Lease:
         If another writer has a lease.
     """
 
-    def __init__(self, objects: Objects, *, renewal: float = RENEWAL) -> None:
-        self._objects = objects
+    def __init__(self, home: Home, *, renewal: float = RENEWAL) -> None:
+        self._home = home
         self._key = f"{FOLDER}/{secrets.token_hex(8)}"
         self._renewed = 0.0
         self._lost: str | None = None
@@ -161,7 +161,7 @@ class Lease:
         begun = self._put()
         holder = self._other(clean=True)
         if holder is not None:
-            self._objects.delete([self._key])
+            self._home.delete([self._key])
             ends = f". If that process was killed, its lease expires {SECONDS:.0f} s after the last renewal"
             raise _refused(holder, ends)
         self._renewed = begun
@@ -185,7 +185,7 @@ class Lease:
             self._renewing.release()
         with self._lock:
             if self._lost is None:
-                self._objects.delete([self._key])
+                self._home.delete([self._key])
                 self._lost = "the right to write has been released"
         self._forget.detach()
 
@@ -202,7 +202,7 @@ class Lease:
         with self._lock:
             if self._lost is not None:
                 return
-            if self._objects.get([self._key]) == [None]:
+            if self._home.get([self._key]) == [None]:
                 self._lost = "the lease was deleted, because this process had not renewed it in time"
                 return
             begun = self._put()
@@ -211,7 +211,7 @@ class Lease:
                 self._renewed = begun
                 return
             self._lost = f"{holder} has taken over writing, because this process had not renewed its lease in time"
-            self._objects.delete([self._key])
+            self._home.delete([self._key])
 
     def _certain(self) -> bool:
         return time.monotonic() - self._renewed < _CERTAIN
@@ -219,7 +219,7 @@ class Lease:
     def _put(self) -> float:
         begun = time.monotonic()
         lease = {"holder": _this_process(), "renewed": time.time()}
-        self._objects.put({self._key: json.dumps(lease).encode()})
+        self._home.put({self._key: json.dumps(lease).encode()})
         return begun
 
     def _other(self, *, clean: bool = False) -> str | None:
@@ -227,13 +227,13 @@ class Lease:
 
         Return None if nobody has. If `clean` is True, the expired leases are then deleted.
         """
-        keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
-        for key, document in zip(keys, self._objects.get(keys), strict=True):
+        keys = [key for key in self._home.keys(FOLDER) if key != self._key]
+        for key, document in zip(keys, self._home.get(keys), strict=True):
             holder, renewed = _read(document)
             if key not in _DROPPED and time.time() - renewed < SECONDS:
                 return holder
         if clean:
-            self._objects.delete(keys)
+            self._home.delete(keys)
         return None
 
 

@@ -8,7 +8,6 @@ and differ between versions of zarr.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -23,6 +22,8 @@ from zarr.storage import MemoryStore
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.files import content
+from infinite_tensor_stores.homes import FileHome, Home
+from infinite_tensor_stores.many import each, threads_for
 
 Bytes: TypeAlias = bytes | npt.NDArray[np.uint8]
 """Bytes for reading without a copy."""
@@ -32,10 +33,6 @@ _LONGEST_HEADER = 18
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 _ORDERS = {"little": "<", "big": ">"}
-_THREADS = os.cpu_count() or 1
-_WORTH_A_THREAD = 2**18
-"""From this size on, compression takes longer than starting a thread."""
-
 _CRC_LENGTH = 4
 _LARGEST_HEADER = 2**16
 
@@ -78,6 +75,27 @@ class ChunkCodec:
         self.most_bytes = 2 * self._size + _LARGEST_HEADER
         # Incompressible data grows a little.
         self._most_between = self._size + self._size // 64 + 2**10
+
+    def read(self, home: Home, keys: Sequence[str]) -> list[npt.NDArray[Any] | Exception | None]:
+        """Read and decode the chunks under `keys`.
+
+        Return None for a missing chunk, and an exception for a damaged chunk.
+        """
+        if isinstance(home, FileHome):
+
+            def read(key: str) -> npt.NDArray[Any] | Exception | None:
+                (found,) = home.get([key], self.most_bytes)
+                return None if found is None else self.decoded(found)
+
+            return each(read, keys, self.threads(len(keys)))
+        found = home.get(keys, self.most_bytes)
+        present = {key: data for key, data in zip(keys, found, strict=True) if data is not None}
+        blocks = dict(zip(present, self.decode(list(present.values())), strict=True))
+        return [blocks.get(key) for key in keys]
+
+    def write(self, home: Home, blocks: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Encode blocks, and write each chunk under its key."""
+        home.put(dict(zip(blocks, self.encode(list(blocks.values())), strict=True)))
 
     def encode(self, blocks: Sequence[npt.NDArray[Any]]) -> list[bytes]:
         """Encode blocks."""
@@ -143,14 +161,6 @@ class ChunkCodec:
         block = np.empty(self._shape, self._stored_dtype)
         first.decode(data, block)
         return block
-
-
-def threads_for(nbytes: int) -> int:
-    """Return the number of threads for work on `nbytes` bytes.
-
-    The number is one per 256 KiB, and at most the number of CPUs. It may be 0.
-    """
-    return min(_THREADS, nbytes // _WORTH_A_THREAD)
 
 
 def _extension(given: object) -> dict[str, Any]:

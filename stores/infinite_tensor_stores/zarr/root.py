@@ -20,17 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from zarr.storage import LocalStore, StorePath
-
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor.tilestore.stored_definition import FORMAT
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, left_alone, read_file
-from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.remote import Stored
-from infinite_tensor_stores.targets import check_format, check_found, check_writable, innermost
+from infinite_tensor_stores.homes import Home, Stored, StoreHome, batches
+from infinite_tensor_stores.many import each
+from infinite_tensor_stores.targets import check_format, check_found, check_writable
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
     Place,
@@ -43,11 +41,11 @@ from infinite_tensor_stores.zarr.layout import (
     member_in,
     part_of,
 )
-from infinite_tensor_stores.zarr.objects import Objects
 
 # Some storages list the folder itself, without a name.
 _LEFT_BEHIND = re.compile(r"|.*\.partial|\.DS_Store|Thumbs\.db|lost\+found|\.nfs.*", re.DOTALL)
 _MOST_TOLD = 3
+_PAGE = 1000
 _PLACE = "an empty folder"
 
 _MARK = {"format": FORMAT}
@@ -79,7 +77,7 @@ class Root:
 
     Parameters
     ----------
-    objects : Objects
+    home : Home
         The objects of the store.
     owner : object
         The store; messages show its str.
@@ -90,8 +88,8 @@ class Root:
         Whether there was no store yet when last looked at.
     """
 
-    def __init__(self, objects: Objects, owner: object) -> None:
-        self._objects = objects
+    def __init__(self, home: Home, owner: object) -> None:
+        self._home = home
         self._owner = owner
         self.is_new = False
 
@@ -111,8 +109,9 @@ class Root:
             If the mode does not match the content of the root, or if the content cannot be read.
         """
         try:
-            if self._objects.is_of_others:
-                self._open_of_others(mode)
+            home = self._home
+            if isinstance(home, StoreHome):
+                self._open_of_others(home, mode)
             self._open(mode)
         except StoreError:
             raise
@@ -125,17 +124,17 @@ class Root:
         """Create the store, if it is new."""
         if self.is_new:
             # Another program may have written here since. On remote storage, to look again would cost a request.
-            if self._objects.root is not None:
+            if self._home.root is not None:
                 self._check_free()
             self._create("a")
 
     def _open(self, mode: str) -> None:
         self._check_folder()
-        (document,) = self._objects.get([DOCUMENT])
+        (document,) = self._home.get([DOCUMENT])
         if document is not None:
             self._check_ours(document)
         found = "a store" if document is not None else None
-        if mode == "w-" and found is None and self._objects.run(self._names, ""):
+        if mode == "w-" and found is None and self._names(""):
             found = "something"
         check_found(mode, self._owner, found, is_store=True, place=_PLACE)
         if mode != "r":
@@ -148,7 +147,7 @@ class Root:
             self._create(mode)
 
     def _create(self, mode: str) -> None:
-        if not self._objects.run(self._objects.create, DOCUMENT, group_document(_MARK)):
+        if self._home.create({DOCUMENT: group_document(_MARK)}) == [False]:
             if mode == "w-":
                 raise StoreError(f"{self._owner}: another process has just created it; mode 'a' opens it")
             # Another process has just created it.
@@ -156,7 +155,7 @@ class Root:
         self.is_new = False
 
     def _check_folder(self) -> None:
-        root = self._objects.root
+        root = self._home.root
         # In this order, a folder created meanwhile is not taken for a file.
         if root is None or not os.path.lexists(root) or root.is_dir():
             return
@@ -166,19 +165,18 @@ class Root:
             "with HDF5TileStore"
         )
 
-    def _open_of_others(self, mode: str) -> None:
-        # Zarr does this with a Store that it is given, unless it has been opened.
-        sync(StorePath.open, self._objects.store, "")
+    def _open_of_others(self, home: StoreHome, mode: str) -> None:
+        home.open()
         if mode == "r":
             return
-        kind = type(self._objects.store).__name__
-        if not self._objects.store.supports_deletes:
+        kind = type(home.store).__name__
+        if not home.store.supports_deletes:
             raise StoreError(
                 f"{self._owner}: {kind} cannot delete, but a store must delete outdated data; write to a folder, pack "
                 "the content of the folder, and open the packed store with mode='r'"
             )
         try:
-            self._objects.exist([_LOG])
+            self._home.exist([_LOG])
         except ValueError as error:
             raise StoreError(
                 f"{self._owner}: {kind} accepts only the keys of Zarr arrays, and incomplete tiles have other keys; "
@@ -192,13 +190,13 @@ class Root:
         Return False if there are tensors or groups. Raise StoreError if there is other data, and on a local disk also
         inside another store.
         """
-        names = self._objects.run(self._names, "")
+        names = self._names("")
         if strangers := self._strangers(names):
             raise self._refused(f"other data: {', '.join(map(repr, strangers))}")
-        if self._objects.root is None:
+        if self._home.root is None:
             # On remote storage, the check for another store would cost requests.
             return not names
-        folder = self._objects.root.resolve()
+        folder = self._home.root.resolve()
         for inner in (folder, *folder.parents):
             if (inner == folder or _is_name_of_ours(inner.name)) and _is_store(inner.parent):
                 raise StoreError(
@@ -212,12 +210,12 @@ class Root:
 
         On remote storage, the first write fails instead.
         """
-        root = self._objects.root
+        root = self._home.root
         if root is not None:
             check_writable(root, self._owner)
 
     def _refused(self, found: str) -> StoreError:
-        root = self._objects.root
+        root = self._home.root
         inside = "exp.zarr/tensors" if root is None else str(root / "tensors")
         return StoreError(
             f"{self._owner}: there is no store, but {found}; choose {_PLACE}, or a new one inside, such as {inside!r}"
@@ -254,23 +252,20 @@ class Root:
 
     def _without_mark(self) -> Exception:
         # With only tensors and groups around, the group is ours, but damaged.
-        names = [name for name in self._objects.run(self._names, "") if name != DOCUMENT]
+        names = [name for name in self._names("") if name != DOCUMENT]
         if names and not self._strangers(names):
             return ValueError("it contains no version of the store")
         return self._refused("a Zarr group of another program")
 
     def _strangers(self, names: Iterable[str]) -> list[str]:
-        async def find() -> list[str]:
-            strangers: list[str] = []
-            for name in names:
-                folder = await self._look(name) if _is_name_of_ours(name) else _Folder(name, [], name)
-                if folder.stranger is not None and name != DOCUMENT:
-                    strangers.append(folder.stranger)
-                if len(strangers) == _MOST_TOLD:
-                    break
-            return strangers
-
-        return self._objects.run(find)
+        strangers: list[str] = []
+        for name in names:
+            folder = self._look(name) if _is_name_of_ours(name) else _Folder(name, [], name)
+            if folder.stranger is not None and name != DOCUMENT:
+                strangers.append(folder.stranger)
+            if len(strangers) == _MOST_TOLD:
+                break
+        return strangers
 
     def ours(self) -> dict[str, list[str]]:
         """Return the content of all folders of tensors and groups.
@@ -278,18 +273,14 @@ class Root:
         The result maps the name of each folder to the names directly in it. Folders without a definition are included,
         folders with data of other programs are not.
         """
-        folders = self._objects.each(self._look, self._named_as_ours())
+        folders = each(self._look, self._named_as_ours(), self._home.at_once)
         return {folder.name: folder.inside for folder in folders if folder.stranger is None}
 
     def is_of_others(self, name: str) -> bool:
         """Return whether another program wrote the ``zarr.json`` of a tensor or group."""
-        (document,) = self._objects.get([f"{name}/{DOCUMENT}"])
+        (document,) = self._home.get([f"{name}/{DOCUMENT}"])
         # `_look` comes last, because it costs more.
-        return (
-            document is not None
-            and is_zarr_of_others(document)
-            and self._objects.run(self._look, name).stranger is not None
-        )
+        return document is not None and is_zarr_of_others(document) and self._look(name).stranger is not None
 
     def _delete_ours(self) -> None:
         """Delete all tensors and groups, and nothing else at the root.
@@ -299,7 +290,7 @@ class Root:
         StoreError
             If one of these folders contains data of another program. Nothing is deleted then.
         """
-        folders = self._objects.each(self._look, self._named_as_ours())
+        folders = each(self._look, self._named_as_ours(), self._home.at_once)
         for folder in folders:
             if folder.stranger is not None and DOCUMENT in folder.inside:
                 raise StoreError(
@@ -309,42 +300,42 @@ class Root:
         ours = [folder.name for folder in folders if folder.stranger is None]
         # Groups first: otherwise, a kill could leave a group with deleted tensors.
         for kind in (GROUP, TENSOR):
-            self._objects.each(self._delete, [name for name in ours if name.startswith(kind)])
+            each(self._delete, [name for name in ours if name.startswith(kind)], self._home.at_once)
 
-    async def _delete(self, name: str) -> None:
-        if await self._objects.delete_link(name):
+    def _delete(self, name: str) -> None:
+        if self._home.delete_link(name):
             return
         # Delete the definition first. After a kill, `gc` can then delete the rest as garbage.
-        await self._objects.store.delete(f"{name}/{DOCUMENT}")
-        for child in await self._objects.names_in(name):
+        self._home.delete([f"{name}/{DOCUMENT}"])
+        for child in self._home.names(name):
             if incarnation_of(child) is not None:
-                await self._objects.delete_folder(f"{name}/{child}")
+                self._home.delete_folders([f"{name}/{child}"])
             elif is_temporary(child):
-                await self._objects.store.delete(f"{name}/{child}")
-        if self._objects.root is not None:
+                self._home.delete([f"{name}/{child}"])
+        if self._home.root is not None:
             # Ignored files, or another process, may keep the folder from being deleted.
             with suppress(OSError):
-                (self._objects.root / name).rmdir()
+                (self._home.root / name).rmdir()
 
     def _named_as_ours(self) -> list[str]:
-        return list(filter(_is_name_of_ours, self._objects.run(self._names, "")))
+        return list(filter(_is_name_of_ours, self._names("")))
 
-    async def _look(self, name: str) -> _Folder:
-        inside = await self._names(name)
+    def _look(self, name: str) -> _Folder:
+        inside = self._names(name)
         strangers = [f"{name}/{child}" for child in inside if child != DOCUMENT and incarnation_of(child) is None]
         document = None
         # With only folders of tiles around, the document is ours, even if damaged.
         if DOCUMENT in inside and (strangers or len(inside) == 1):
-            document = await self._objects.get_one(f"{name}/{DOCUMENT}")
+            (document,) = self._home.get([f"{name}/{DOCUMENT}"])
         if document is not None and is_zarr_of_others(document):
             strangers.append(f"{name}/{DOCUMENT}")
         # On a local disk, a file is in the way of a folder with the same name.
-        if not inside and self._objects.root is not None and await self._objects.store.exists(name):
+        if not inside and self._home.root is not None and any(self._home.exist([name])):
             strangers.append(name)
         return _Folder(name, inside, strangers[0] if strangers else None)
 
-    async def _names(self, prefix: str) -> list[str]:
-        found = dict.fromkeys(await self._objects.names_in(prefix))
+    def _names(self, prefix: str) -> list[str]:
+        found = dict.fromkeys(self._home.names(prefix))
         return [name for name in found if not _LEFT_BEHIND.fullmatch(name)]
 
 
@@ -363,17 +354,16 @@ Log: TypeAlias = Mapping[int, Stored]
 """The parts of a tile's log, by number."""
 
 
-def logs_in(objects: Objects, place: Place) -> Mapping[Index, Log]:
+def logs_in(home: Home, place: Place) -> Mapping[Index, Log]:
     """Return all logs of a tensor.
 
     Logs of complete tiles are included.
     """
     logs: dict[Index, dict[int, Stored]] = {}
-    for page in objects.stored_pages(place.logs):
-        for key, stored in page.items():
-            part = place.tile_of_part(key)
-            if part is not None:
-                logs.setdefault(part[0], {})[part[1]] = stored
+    for key, stored in home.entries(place.logs):
+        part = place.tile_of_part(key)
+        if part is not None:
+            logs.setdefault(part[0], {})[part[1]] = stored
     return logs
 
 
@@ -384,7 +374,7 @@ class Sweep:
 
     Parameters
     ----------
-    objects : Objects
+    home : Home
         The objects of the store.
     root : Root
         The root of the store.
@@ -398,9 +388,9 @@ class Sweep:
         Prefixes of the deleted logs.
     """
 
-    def __init__(self, objects: Objects, root: Root, definition_of: Callable[[str], Mapping[str, Any] | None]) -> None:
+    def __init__(self, home: Home, root: Root, definition_of: Callable[[str], Mapping[str, Any] | None]) -> None:
         self.logs: list[str] = []
-        self._objects = objects
+        self._home = home
         self._root = root
         self._definition = definition_of
         self._collected = Garbage()
@@ -419,11 +409,11 @@ class Sweep:
                 if DOCUMENT in inside and any(f"partial-{incarnation}" in inside for incarnation in incarnations):
                     self._delete_logs(name, self._complete)
         # Killed processes may have left temporary files. Such files are not objects.
-        if isinstance(innermost(self._objects.store), LocalStore):
-            self._sweep_temporary_files([name for name in self._objects.children("") if is_temporary(name, DOCUMENT)])
+        if self._home.is_on_disk:
+            self._sweep_temporary_files([name for name in self._home.names("") if is_temporary(name, DOCUMENT)])
             for name in ours:
                 with left_alone():
-                    for keys in self._objects.pages(name):
+                    for keys in batches(self._home.keys(name), _PAGE):
                         self._sweep_temporary_files([key for key in keys if is_temporary(key)])
         return self._collected
 
@@ -449,26 +439,26 @@ class Sweep:
         place = self._place(name)
         if place is None:
             return
-        logs = logs_in(self._objects, place)
+        logs = logs_in(self._home, place)
 
-        async def drop(tile: Index) -> None:
+        def drop(tile: Index) -> None:
             # Delete the last part first: a kill in between leaves a log without gaps.
             for number in sorted(logs[tile], reverse=True):
-                await self._objects.store.delete(part_of(place.log(tile), number))
-            if self._objects.root is not None:
+                self._home.delete([part_of(place.log(tile), number)])
+            if self._home.root is not None:
                 # Another process may have just started the log again.
                 with suppress(OSError):
-                    (self._objects.root / place.log(tile)).rmdir()
+                    (self._home.root / place.log(tile)).rmdir()
 
         tiles = chosen(place, logs)
-        self._objects.each(drop, tiles)
+        each(drop, tiles, self._home.at_once)
         for log in map(logs.__getitem__, tiles):
             self._collected += Garbage(len(log), sum(part.size for part in log.values()))
         self.logs += map(place.log, tiles)
 
     def _complete(self, place: Place, tiles: Iterable[Index]) -> list[Index]:
         wanted = list(tiles)
-        return list(itertools.compress(wanted, self._objects.exist(map(place.chunk, wanted))))
+        return list(itertools.compress(wanted, self._home.exist(map(place.chunk, wanted))))
 
     def _place(self, name: str) -> Place | None:
         try:
@@ -478,8 +468,8 @@ class Sweep:
         return None if definition is None else Place.of(definition)
 
     def _sweep_temporary_files(self, keys: list[str]) -> None:
-        sizes = self._objects.sizes(keys)
-        self._objects.delete(keys)
+        sizes = self._home.sizes(keys)
+        self._home.delete(keys)
         self._collected += Garbage(len(keys), sum(sizes))
 
     def _sweep_incarnations(self, name: str, inside: Sequence[str]) -> None:
@@ -487,14 +477,13 @@ class Sweep:
             incarnation, prefix = incarnation_of(folder), f"{name}/{folder}"
             if incarnation is None or self._in_use(name, incarnation):
                 continue
-            if self._objects.run(self._objects.delete_link, prefix):
+            if self._home.delete_link(prefix):
                 continue
-            pages = self._objects.stored_pages(prefix)
-            found = [Garbage(len(page), sum(stored.size for stored in page.values())) for page in pages]
+            sizes = [stored.size for _, stored in self._home.entries(prefix)]
             # Check again, because counting may have taken long.
             if not self._in_use(name, incarnation):
-                self._objects.run(self._objects.delete_folder, prefix)
-                self._collected = sum(found, self._collected)
+                self._home.delete_folders([prefix])
+                self._collected += Garbage(len(sizes), sum(sizes))
 
     def _in_use(self, name: str, incarnation: str) -> bool:
         try:

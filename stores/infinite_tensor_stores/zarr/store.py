@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from zarr.abc.store import Store
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
@@ -17,7 +18,7 @@ from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
 from infinite_tensor.values.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
-from infinite_tensor_stores.remote import RemoteStore
+from infinite_tensor_stores.homes import DEFAULT_CONCURRENCY
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
     MODES,
@@ -26,9 +27,8 @@ from infinite_tensor_stores.targets import (
     check_concurrency,
     check_mode,
     check_timeout,
-    is_in_memory,
+    home_of,
     shown,
-    zarr_store,
 )
 from infinite_tensor_stores.zarr.codec import codecs_of
 from infinite_tensor_stores.zarr.layout import (
@@ -44,7 +44,6 @@ from infinite_tensor_stores.zarr.layout import (
     tensor_document,
     why_no_ome,
 )
-from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
 from infinite_tensor_stores.zarr.root import Root, Sweep, logs_in
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
 
@@ -122,9 +121,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self._storage_options = storage_options
         self._timeout = check_timeout(timeout)
         self._concurrency = check_concurrency(concurrency)
-        self._objects = Objects(
-            partial(zarr_store, self.target, storage_options, read_only, self._timeout), self._concurrency
-        )
+        self._home = home_of(self.target, storage_options, read_only, self._timeout, self._concurrency)
         self._created: str | None = None
         super().__init__(
             tile_size,
@@ -134,8 +131,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             read_only=read_only,
             workers=workers,
         )
-        self._contents.shared = not is_in_memory(self._objects.store)
-        self._root = Root(self._objects, self._contents.storage)
+        self._contents.shared = not self._home.in_memory
+        self._root = Root(self._home, self._contents.storage)
         self._root.open(self.mode)
 
     def __str__(self) -> str:
@@ -166,7 +163,6 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _renew_after_fork(self) -> None:
         super()._renew_after_fork()
-        self._objects.forget()
         self._created = None
         for handle in self._bound():
             handle.writers.leave()
@@ -176,16 +172,16 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     @property
     def _vanished(self) -> bool:
-        return not self._root.is_new and self._objects.get([DOCUMENT]) == [None]
+        return not self._root.is_new and self._home.get([DOCUMENT]) == [None]
 
     @property
     def _is_near(self) -> bool:
-        return isinstance(self._objects.store, LocalStore | MemoryStore)
+        return self._home.is_near
 
     # Documents: each is in the attributes of a Zarr group. A TensorGroup is a Zarr group without arrays.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
-        root, *found = self._objects.get([DOCUMENT, *map(self._document_path, names)])
+        root, *found = self._home.get([DOCUMENT, *map(self._document_path, names)])
         if root is None and not self._root.is_new and (not found or None in found):
             raise vanished(self)
         if root is not None and self._root.is_new:
@@ -196,36 +192,35 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
         self._root.begin()
         if name.startswith(GROUP):
-            self._objects.run(self._objects.create, self._document_path(name), group_document(document))
+            self._home.create({self._document_path(name): group_document(document)})
             return
         place = Place.of(document)
-        self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
-        if self._objects.run(self._objects.create, self._document_path(name), tensor_document(document)):
+        self._home.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
+        if self._home.create({self._document_path(name): tensor_document(document)}) == [True]:
             self._created = document["incarnation"]
         else:
             winner = self._read_definition(document["tensor_id"])
             # The creation may have succeeded and then been reported as failed, so compare the incarnations.
             if winner is not None and winner["incarnation"] != document["incarnation"]:
-                self._objects.run(self._objects.delete_folder, place.array)
+                self._home.delete_folders([place.array])
 
     def _replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
         place = Place.of(new)
-        with self._objects.alone_in(name):
-            group, array = self._objects.get([place.group, f"{place.array}/{DOCUMENT}"])
+        with self._home.alone_in(name):
+            group, array = self._home.get([place.group, f"{place.array}/{DOCUMENT}"])
             if group is None or _definition_in(group) != old:
                 return
             # The array first. After a kill in between, the next call finds the names missing in the definition.
             if array is not None:
-                self._objects.put({f"{place.array}/{DOCUMENT}": renamed(array, new)})
-            self._objects.put({place.group: redefined(group, new)})
+                self._home.put({f"{place.array}/{DOCUMENT}": renamed(array, new)})
+            self._home.put({place.group: redefined(group, new)})
 
     def _delete_document(self, name: str) -> None:
         # Without the lock, another process clearing the same tensor could delete a tensor created afterwards.
-        with self._objects.alone_in(name):
+        with self._home.alone_in(name):
             incarnations = self._undefined(name)
-        for incarnation in incarnations - {None}:
-            for folder in ("tiles", "partial"):
-                self._objects.run(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
+        folders = itertools.product(("tiles", "partial"), incarnations - {None})
+        self._home.delete_folders(f"{name}/{kind}-{incarnation}" for kind, incarnation in folders)
 
     def _undefined(self, name: str) -> set[str | None]:
         """Delete the document of a tensor or group.
@@ -233,7 +228,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         Return the incarnations of the tensor. The caller deletes their folders ``tiles-...`` and ``partial-...``.
         """
         key = self._document_path(name)
-        (document,) = self._objects.get([key])
+        (document,) = self._home.get([key])
         if document is None:
             return set()
         try:
@@ -241,15 +236,15 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         except (ValueError, StoreError):
             # The document is damaged, of a later version, or from another program.
             self._documents.check_ours(name)
-            incarnations = {incarnation_of(folder) for folder in self._objects.children(name)}
-        if self._objects.run(self._objects.delete_link, name):
+            incarnations = {incarnation_of(folder) for folder in self._home.names(name)}
+        if self._home.delete_link(name):
             return set()
         # Delete the definition first. After a kill, `gc` can then delete the rest as garbage.
-        self._objects.delete([key])
+        self._home.delete([key])
         return incarnations
 
     def _list_documents(self, kind: str) -> list[str]:
-        return [name for name in self._objects.children("") if name.startswith(kind)]
+        return [name for name in self._home.names("") if name.startswith(kind)]
 
     def _document_path(self, name: str) -> str:
         return f"{name}/{DOCUMENT}"
@@ -293,7 +288,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return handle
 
     def _handle_of(self, definition: Mapping[str, Any]) -> ZarrTensor:
-        return ZarrTensor(self._objects, Place.of(definition), self._contents.storage)
+        return ZarrTensor(self._home, Place.of(definition), self._contents.storage)
 
     # Reports about the store.
 
@@ -301,23 +296,27 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         # Do not open the tensor, because a codec may be unsupported.
         place = Place.of(definition)
         complete, stored = 0, 0
-        for page in self._objects.stored_pages(f"{place.array}/c"):
-            chunks = [chunk.size for key, chunk in page.items() if place.tile_of_chunk(key) is not None]
-            complete += len(chunks)
-            stored += sum(chunks)
-        logs = logs_in(self._objects, place)
+        for key, chunk in self._home.entries(f"{place.array}/c"):
+            if place.tile_of_chunk(key) is not None:
+                complete += 1
+                stored += chunk.size
+        logs = logs_in(self._home, place)
         stored += sum(part.size for log in logs.values() for part in log.values())
         # A complete tile is not partial, even if another process has left a log of it.
-        begun = self._objects.exist(map(place.chunk, logs)).count(False)
+        begun = self._home.exist(map(place.chunk, logs)).count(False)
         return TensorInfo(tensor_id, definition, complete, begun, stored, place.array, why_no_ome(definition))
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
-        place = Place.of(definition)
-        page = self._objects.first_page(f"{place.array}/c", most)
-        if page is None:
+        place, home = Place.of(definition), self._home
+        if not home.lists_in_pages:
             return None
-        keys, size, whole = page
-        return StoredSize(sum(place.tile_of_chunk(key) is not None for key in keys), size, whole)
+        folder = f"{place.array}/c"
+        if home.lists_sizes:
+            entries = list(itertools.islice(home.entries(folder), most))
+            keys, size = [key for key, _ in entries], sum(stored.size for _, stored in entries)
+        else:
+            keys, size = list(itertools.islice(home.keys(folder), most)), None
+        return StoredSize(sum(place.tile_of_chunk(key) is not None for key in keys), size, len(keys) < most)
 
     def _collect_garbage(self) -> Garbage:
         if self._vanished:
@@ -325,12 +324,12 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return self._swept(Sweep.run)
 
     def _drop_partials(self, older_than: float) -> Garbage:
-        if older_than and not isinstance(self._objects.store, LocalStore | RemoteStore):
+        if older_than and not self._home.keeps_times:
             raise keeps_no_times(self)
         return self._swept(lambda sweep: sweep.drop_partials(older_than))
 
     def _swept(self, run: Callable[[Sweep], Garbage]) -> Garbage:
-        sweep = Sweep(self._objects, self._root, self._documents.find)
+        sweep = Sweep(self._home, self._root, self._documents.find)
         collected = run(sweep)
         for handle in self._bound():
             handle.logs.forget(sweep.logs)
@@ -338,7 +337,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _close_backend(self) -> None:
         super()._close_backend()
-        self._objects.disconnect()
+        self._home.disconnect()
 
 
 def _definition_in(document: bytes | None) -> dict[str, Any] | ValueError | None:

@@ -22,9 +22,9 @@ from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.values.dtypes import to_stored
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, left_alone, parsed
 from infinite_tensor_stores.handles import TensorHandle
+from infinite_tensor_stores.homes import Home, batches
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
 from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_bytes, array_document, attributes_in, part_of
-from infinite_tensor_stores.zarr.objects import Objects
 
 _BITS = 12
 """A block of a `TileSet` has about 2**12 tiles."""
@@ -107,13 +107,13 @@ class Writers:
         written = self._written
         return [tile for tile in tiles if written is None or tile in written]
 
-    def will_write(self, objects: Objects, tiles: Iterable[Index]) -> None:
+    def will_write(self, home: Home, tiles: Iterable[Index]) -> None:
         """Record `tiles` as stored, before any of them is written.
 
         The first call also stores the announcement, except in the creator.
         """
         if not self._announced:
-            objects.put({self._mark: b""})
+            home.put({self._mark: b""})
             self._announced = True
         # Another thread may find the announcement of another writer meanwhile, and set this to None.
         written = self._written
@@ -135,8 +135,8 @@ class Logs:
     returned by `Place.log`.
     """
 
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
+    def __init__(self, home: Home) -> None:
+        self._home = home
         self._lengths: dict[str, int] = {}
 
     def read(self, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
@@ -150,7 +150,7 @@ class Logs:
         while grown:
             for log, part in grown.items():
                 logs[log].append(part)
-            found = self._objects.get([part_of(log, len(logs[log])) for log in grown], most)
+            found = self._home.get([part_of(log, len(logs[log])) for log in grown], most)
             grown = {log: part for log, part in zip(grown, found, strict=True) if part is not None}
         # Forget deleted logs: a part with a later number would come after a gap, and never be found.
         self.forget(log for log, parts in logs.items() if not parts)
@@ -162,24 +162,22 @@ class Logs:
 
         If `parts` maps a log to None, the log is deleted.
         """
-
-        async def write(item: tuple[str, bytes | None]) -> None:
-            log, data = item
-            if data is None:
-                # A failure does no harm, because the log is no longer read.
-                with left_alone():
-                    await self._delete(log)
-                return
-            number = self._lengths.get(log, 0)
-            # If another process has deleted the log, start at 0: a part after a gap would never be found.
-            if number and not await self._objects.store.exists(part_of(log, number - 1)):
-                number = 0
-            # Another process may have added parts, so take the next free number.
-            while not await self._objects.create(part_of(log, number), data):
-                number += 1
-            self._lengths[log] = number + 1
-
-        self._objects.each(write, parts.items())
+        # A failure does no harm, because these logs are no longer read.
+        with left_alone():
+            self._delete([log for log, data in parts.items() if data is None])
+        left = {log: data for log, data in parts.items() if data is not None}
+        numbers = {log: self._lengths.get(log, 0) for log in left}
+        known = [log for log, number in numbers.items() if number]
+        last = self._home.exist([part_of(log, numbers[log] - 1) for log in known])
+        # If another process has deleted the log, start at 0: a part after a gap would never be found.
+        numbers.update((log, 0) for log, is_there in zip(known, last, strict=True) if not is_there)
+        while left:
+            created = self._home.create({part_of(log, numbers[log]): data for log, data in left.items()})
+            numbers.update((log, numbers[log] + 1) for log in left)
+            done = set(itertools.compress(left, created))
+            self._lengths.update((log, numbers[log]) for log in done)
+            # Another process has added parts, so take the next free number.
+            left = {log: data for log, data in left.items() if log not in done}
 
     def forget(self, logs: Iterable[str]) -> None:
         """Forget the lengths of logs.
@@ -189,13 +187,14 @@ class Logs:
         for log in logs:
             self._lengths.pop(log, None)
 
-    async def _delete(self, log: str) -> None:
+    def _delete(self, logs: Sequence[str]) -> None:
+        lengths = {log: self._lengths.get(log, 0) for log in logs}
         # Delete the last part first: a kill in between leaves a log without gaps.
-        for number in reversed(range(self._lengths.get(log, 0))):
-            await self._objects.store.delete(part_of(log, number))
-        if self._objects.root is not None:
-            await self._objects.delete_folder(log)
-        self._lengths.pop(log, None)
+        for number in reversed(range(max(lengths.values(), default=0))):
+            self._home.delete([part_of(log, number) for log in logs if number < lengths[log]])
+        if self._home.root is not None:
+            self._home.delete_folders(logs)
+        self.forget(logs)
 
 
 class ZarrTensor(TensorHandle):
@@ -205,7 +204,7 @@ class ZarrTensor(TensorHandle):
 
     Parameters
     ----------
-    objects : Objects
+    home : Home
         The objects of the store.
     place : Place
         The keys of the tensor.
@@ -213,13 +212,13 @@ class ZarrTensor(TensorHandle):
         The store; messages show its str.
     """
 
-    def __init__(self, objects: Objects, place: Place, owner: object) -> None:
+    def __init__(self, home: Home, place: Place, owner: object) -> None:
         super().__init__(place.definition["tensor_id"], place.layout, owner)
         self.place = place
         self.codec = ChunkCodec(array_document(place.definition))
         self.writers = Writers(place.shared)
-        self.logs = Logs(objects)
-        self._objects = objects
+        self.logs = Logs(home)
+        self._home = home
 
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
         """Read complete tiles.
@@ -227,7 +226,7 @@ class ZarrTensor(TensorHandle):
         One request is sent for each tile that may be stored.
         """
         candidates = self._candidates(tiles)
-        found = self._objects.get_decoded(list(map(self.place.chunk, candidates)), self.codec)
+        found = self.codec.read(self._home, list(map(self.place.chunk, candidates)))
         blocks = dict(zip(candidates, found, strict=True))
         return [self.tile_from(tile, blocks.get(tile)) for tile in tiles]
 
@@ -243,23 +242,22 @@ class ZarrTensor(TensorHandle):
     def read_encoded(self, tiles: Sequence[Index]) -> list[bytes | None]:
         """Read chunks without decoding, but check the checksums."""
         candidates = self._candidates(tiles)
-        found = self._objects.get(map(self.place.chunk, candidates), self.codec.most_bytes)
+        found = self._home.get(map(self.place.chunk, candidates), self.codec.most_bytes)
         present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
         intact = dict(zip(present, self.codec.intact(list(present.values())), strict=True))
         return [self.intact(tile, intact.get(tile)) for tile in tiles]
 
     def write_encoded(self, tiles: Mapping[Index, bytes]) -> None:
         """Store the encoded chunks of complete tiles."""
-        self._check_place(*self._objects.get([self.place.group]))
-        self.writers.will_write(self._objects, tiles)
-        self._objects.put({self.place.chunk(tile): data for tile, data in tiles.items()})
+        self._check_place(*self._home.get([self.place.group]))
+        self.writers.will_write(self._home, tiles)
+        self._home.put({self.place.chunk(tile): data for tile, data in tiles.items()})
 
     def write_tiles(self, tiles: Mapping[Index, torch.Tensor]) -> None:
         """Store complete tiles."""
-        self._check_place(*self._objects.get([self.place.group]))
-        self.writers.will_write(self._objects, tiles)
-        blocks = {self.place.chunk(tile): to_stored(block) for tile, block in tiles.items()}
-        self._objects.put_encoded(blocks, self.codec)
+        self._check_place(*self._home.get([self.place.group]))
+        self.writers.will_write(self._home, tiles)
+        self.codec.write(self._home, {self.place.chunk(tile): to_stored(block) for tile, block in tiles.items()})
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
         """Read the merged logs of partial tiles.
@@ -270,10 +268,10 @@ class ZarrTensor(TensorHandle):
         # If no announcement needs to be read, read the first parts together with the definition.
         keys = doubt or [part_of(place.log(tile)) for tile in tiles]
         most = max(place.largest_part, LARGEST_DOCUMENT)
-        document, *found = self._objects.get([place.group, *keys], most)
+        document, *found = self._home.get([place.group, *keys], most)
         self._check_place(document)
         logs = [place.log(tile) for tile in self.writers.candidates(tiles, found if doubt else [])]
-        first = self._objects.get(map(part_of, logs), most) if doubt else found
+        first = self._home.get(map(part_of, logs), most) if doubt else found
         parts = self.logs.read(dict(zip(logs, first, strict=True)), most)
         return [self.partial_from(log, parts.get(log, ())) for log in map(place.log, tiles)]
 
@@ -282,31 +280,31 @@ class ZarrTensor(TensorHandle):
 
         If `partials` maps a tile to None, the log of this tile is deleted.
         """
-        self._check_place(*self._objects.get([self.place.group]))
-        self.writers.will_write(self._objects, [tile for tile, part in partials.items() if part is not None])
+        self._check_place(*self._home.get([self.place.group]))
+        self.writers.will_write(self._home, [tile for tile, part in partials.items() if part is not None])
         parts = {self.place.log(tile): part for tile, part in partials.items()}
         self.logs.write({log: None if part is None else part.to_bytes(log) for log, part in parts.items()})
 
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
         """Delete the logs of tiles, then the chunks."""
-        self._check_place(*self._objects.get([self.place.group]))
-        self._objects.put({self.place.drops: secrets.token_hex(8).encode()})
+        self._check_place(*self._home.get([self.place.group]))
+        self._home.put({self.place.drops: secrets.token_hex(8).encode()})
         # Forget the logs first. A part 1 added after the loss of part 0 would never be found.
         self.logs.forget(map(self.place.log, tiles))
         wanted = set(tiles)
         begun = dict.fromkeys(tile for tile in self._logged() if tile in wanted)
-        self._objects.each(self._objects.delete_folder, map(self.place.log, begun))
-        self._objects.delete(map(self.place.chunk, tiles))
+        self._home.delete_folders(map(self.place.log, begun))
+        self._home.delete(map(self.place.chunk, tiles))
 
     def generation(self) -> str:
         """Return a text that changes whenever any process deletes tiles."""
-        (found,) = self._objects.get([self.place.drops])
+        (found,) = self._home.get([self.place.drops])
         return (found or b"").decode(errors="replace")
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Return for each tile whether there is a chunk."""
         candidates = self._candidates(tiles)
-        there = dict(zip(candidates, self._objects.exist(map(self.place.chunk, candidates)), strict=True))
+        there = dict(zip(candidates, self._home.exist(map(self.place.chunk, candidates)), strict=True))
         return [there.get(tile, False) for tile in tiles]
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
@@ -317,17 +315,17 @@ class ZarrTensor(TensorHandle):
         place = self.place
         if math.prod(b - a for a, b in zip(low, high, strict=True)) <= _FEW_TILES:
             tiles = list(itertools.product(*map(range, low, high)))
-            present = self._objects.exist([*map(place.chunk, tiles), *(part_of(place.log(tile)) for tile in tiles)])
+            present = self._home.exist([*map(place.chunk, tiles), *(part_of(place.log(tile)) for tile in tiles)])
             found = list(itertools.compress(tiles * 2, present))
             count = sum(present[: len(tiles)])
             return set(found[:count]), set(found[count:])
-        chunks = (place.tile_of_chunk(key) for keys in self._objects.pages(f"{place.array}/c") for key in keys)
+        chunks = map(place.tile_of_chunk, self._home.keys(f"{place.array}/c"))
         complete = {tile for tile in chunks if tile is not None and inside(tile, low, high)}
         return complete, {tile for tile in self._logged() if inside(tile, low, high)}
 
     def _candidates(self, tiles: Sequence[Index]) -> list[Index]:
         doubt = self.writers.doubt(tiles)
-        return self.writers.candidates(tiles, self._objects.get(doubt) if doubt else [])
+        return self.writers.candidates(tiles, self._home.get(doubt) if doubt else [])
 
     def _logged(self) -> Iterator[Index]:
         """Iterate over the tiles of all log parts.
@@ -335,7 +333,7 @@ class ZarrTensor(TensorHandle):
         A tile with several parts comes several times.
         """
         place = self.place
-        parts = (place.tile_of_part(key) for keys in self._objects.pages(place.logs) for key in keys)
+        parts = map(place.tile_of_part, self._home.keys(place.logs))
         return (part[0] for part in parts if part is not None)
 
     def _check_place(self, document: bytes | None) -> None:
@@ -362,17 +360,17 @@ class ZarrTensor(TensorHandle):
         """
         yield from self._damages_of_array(repair=repair)
         length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
-        for keys in self._objects.places(f"{self.place.array}/c", length):
+        for keys in batches(self._home.places(f"{self.place.array}/c"), length):
             yield from self._damages_of_tiles(keys, repair=repair)
         numbers: dict[Index, set[int]] = {}
-        for keys in self._objects.places(self.place.logs, length):
+        for keys in batches(self._home.places(self.place.logs), length):
             yield from self._damages_of_parts(keys, numbers, repair=repair)
         yield from self._gaps(numbers, repair=repair)
 
     def _damages_of_array(self, *, repair: bool) -> Iterator[Damage]:
         key = f"{self.place.array}/{DOCUMENT}"
         try:
-            (document,) = self._objects.get([key])
+            (document,) = self._home.get([key])
             if document is None:
                 raise ValueError("missing")
             if (attributes_in(document, "array") or {}).get("origin") != list(self.place.origin):
@@ -390,21 +388,21 @@ class ZarrTensor(TensorHandle):
 
     def _damages_of_tiles(self, keys: Sequence[str], *, repair: bool) -> Iterator[Damage]:
         chunks = [(key, tile) for key in keys if (tile := self.place.tile_of_chunk(key)) is not None]
-        blocks = self._objects.get_decoded([key for key, _ in chunks], self.codec)
+        blocks = self.codec.read(self._home, [key for key, _ in chunks])
         damaged = []
         for (key, tile), block in zip(chunks, blocks, strict=True):
             if isinstance(block, Exception):
                 damaged.append(key)
                 yield Damage("tile", tile, key, str(block))
         if repair:
-            self._objects.delete(self._objects.freed(damaged))
+            self._home.delete(self._home.freed(damaged))
 
     def _damages_of_parts(
         self, keys: Sequence[str], numbers: dict[Index, set[int]], *, repair: bool
     ) -> Iterator[Damage]:
         parts = [(key, *part) for key in keys if (part := self.place.tile_of_part(key)) is not None]
         mended = {}
-        stored = self._objects.get([key for key, *_ in parts], self.place.largest_part)
+        stored = self._home.get([key for key, *_ in parts], self.place.largest_part)
         for (key, tile, number), data in zip(parts, stored, strict=True):
             if data is None:
                 continue
@@ -421,16 +419,16 @@ class ZarrTensor(TensorHandle):
         missing = {tile: sorted(set(range(max(found))) - found) for tile, found in numbers.items()}
         gaps = [tile for tile, absent in missing.items() if absent]
         # Skip complete tiles: a process may be deleting the log, and nobody needs it.
-        complete = self._objects.exist(map(self.place.chunk, gaps))
+        complete = self._home.exist(map(self.place.chunk, gaps))
         for tile in itertools.compress(gaps, (not done for done in complete)):
             for number in missing[tile]:
                 key = part_of(self.place.log(tile), number)
                 yield Damage("partial", tile, key, "missing, so later parts are not read")
-                if repair and self._objects.freed([key]):
-                    self._objects.run(self._objects.create, key, self._nothing(tile))
+                if repair and self._home.freed([key]):
+                    self._home.create({key: self._nothing(tile)})
 
     def _mend(self, objects: Mapping[str, bytes]) -> None:
-        self._objects.put({key: objects[key] for key in self._objects.freed(objects)})
+        self._home.put({key: objects[key] for key in self._home.freed(objects)})
 
     def _nothing(self, tile: Index) -> bytes:
         """Return an empty part in place of a damaged part.

@@ -24,11 +24,11 @@ import xarray
 import zarr
 from distributed import Client
 from zarr.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
 from infinite_tensor import InfiniteTensor, TileStore, ValidationError, ZarrTileStore, sl
 from infinite_tensor.views import face as face_module
 from infinite_tensor.views.face import PLACES
-from infinite_tensor_stores.loop import sync
 from tests.behaviour.views import shown
 from tests.behaviour.views.shown import ramp, ramp_of
 from tests.support.clusters import cluster
@@ -123,7 +123,7 @@ def test_a_tile_in_memory_is_told_at_once() -> None:
     """Not on another thread, which takes several times as long."""
     face = tensor_of().as_zarr(SOME)
     face[...]
-    assert sync(is_told_at_once, face)
+    assert sync(is_told_at_once(face))
 
 
 def test_an_event_loop_never_waits_for_a_store_that_a_thread_uses() -> None:
@@ -133,7 +133,7 @@ def test_an_event_loop_never_waits_for_a_store_that_a_thread_uses() -> None:
     contents: Any = t.tile_store._contents
     with ThreadPoolExecutor(1) as threads:
         with contents.tiles.lock:
-            assert not threads.submit(sync, is_told_at_once, face).result(DEADLINE)
+            assert not threads.submit(lambda: sync(is_told_at_once(face))).result(DEADLINE)
         assert np.array_equal(face[...], before)
 
 

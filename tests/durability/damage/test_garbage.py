@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pytest
 import torch
-from zarr.abc.buffer import Buffer
-from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from infinite_tensor import HDF5TileStore, ValidationError, ZarrTileStore
+from infinite_tensor import ZarrTileStore
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.homes import FileHome, StoreHome
 from tests.support.building import overlapping
 
 EMPTY = Garbage(0, 0)
@@ -129,7 +124,7 @@ def test_every_kind_of_storage_is_swept(tmp_path: Path, kind: str) -> None:
     }
     expected = filled(ZarrTileStore(targets[kind], tile_size=8))
     with ZarrTileStore(targets[kind]) as store:
-        store._objects.put({"t-t/tiles-0123456789abcdef/c/0/0": b"12345", "t-x/notes.txt": b"1"})
+        store._home.put({"t-t/tiles-0123456789abcdef/c/0/0": b"12345", "t-x/notes.txt": b"1"})
         assert store.gc() == Garbage(1, 5)
         assert store.gc() == EMPTY
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
@@ -191,80 +186,30 @@ def test_a_store_is_filled_while_it_is_swept(tmp_path: Path) -> None:
 
 
 def test_a_write_whose_temporary_file_was_swept_is_written_again(tmp_path: Path) -> None:
-    class Swept(LocalStore):
-        def __init__(self, root: Path, *, read_only: bool = False) -> None:
-            super().__init__(root, read_only=read_only)
-            self.left = 2
+    class Swept(FileHome):
+        left = 2
 
-        async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
+        def _write(self, key: str, data: bytes, *, exclusive: bool = False) -> None:
             if self.left:
                 self.left -= 1
                 raise FileNotFoundError(key)
-            await super()._set(key, value, exclusive)
+            super()._write(key, data, exclusive=exclusive)
 
-    objects_of(Swept(tmp_path)).put({"a": b"1"})
-    assert sync(objects_of(Swept(tmp_path)).create, "b", b"2")
+    Swept(tmp_path).put({"a": b"1"})
+    assert Swept(tmp_path).create({"b": b"2"}) == [True]
     assert files(tmp_path) == {"a": b"1", "b": b"2"}
     never = Swept(tmp_path)
     never.left = 10**6
     with pytest.raises(FileNotFoundError):
-        objects_of(never).put({"c": b"3"})
+        never.put({"a": b"3"})
 
 
-def test_a_read_only_store_collects_nothing(tmp_path: Path) -> None:
-    filled(ZarrTileStore(tmp_path / "z", tile_size=8))
-    filled(HDF5TileStore(tmp_path / "h.h5", tile_size=8))
-    for store in (ZarrTileStore(tmp_path / "z", mode="r"), HDF5TileStore(tmp_path / "h.h5", mode="r")):
-        with store, pytest.raises(ValidationError, match="read-only"):
-            store.gc()
-
-
-def test_a_group_without_a_definition_is_deleted_from_an_hdf5_file(tmp_path: Path) -> None:
-    path = tmp_path / "s.h5"
-    expected = filled(HDF5TileStore(path, tile_size=8))
-    with h5py.File(path, "r+") as file:
-        file.copy("t-t", "t-killed")
-        del file["t-killed/definition"]
-        parts = len(file["t-killed/partial"])
-        file["notes"] = [1, 2, 3]
-    with HDF5TileStore(path) as store:
-        collected = store.gc()
-        assert collected.objects == parts + 2
-        assert collected.bytes > 0
-        assert store.gc() == EMPTY
-        assert torch.equal(store.open("t")[0:9, 0:9], expected)
-    with h5py.File(path, "r") as file:
-        assert set(file) == {"t-t", "notes"}
-
-
-def test_a_damaged_definition_keeps_a_tensor_in_an_hdf5_file(tmp_path: Path) -> None:
-    path = tmp_path / "s.h5"
-    expected = filled(HDF5TileStore(path, tile_size=8))
-    with h5py.File(path, "r+") as file:
-        definition = file["t-t/definition"][()]
-        del file["t-t/definition"]
-        file["t-t/definition"] = json.dumps({**json.loads(definition), "version": "damaged"})
-    with HDF5TileStore(path) as store:
-        assert store.gc() == EMPTY
-        assert len(store.verify("t")) == 1
-    with h5py.File(path, "r+") as file:
-        del file["t-t/definition"]
-        file["t-t/definition"] = definition
-    with HDF5TileStore(path) as store:
-        assert torch.equal(store.open("t")[0:9, 0:9], expected)
-
-
-def test_a_page_of_a_listing_holds_as_many_keys_as_asked_for(tmp_path: Path) -> None:
+def test_a_listing_has_the_keys_of_a_folder(tmp_path: Path) -> None:
     names = set(written(tmp_path, *(f"a/{i}/{j}" for i in range(4) for j in range(5)), "b/1"))
-    for objects in map(objects_of, (LocalStore(tmp_path), WrapperStore(LocalStore(tmp_path)))):
-        found = list(objects.pages("a", 7))
-        assert [len(page) for page in found] == [7, 7, 6]
-        assert {key for page in found for key in page} == names - {"b/1"}
-        assert {key for page in objects.pages("") for key in page} == names
-        assert list(objects.pages("missing")) == []
+    homes = FileHome(tmp_path), StoreHome(LocalStore(tmp_path)), StoreHome(WrapperStore(LocalStore(tmp_path)))
+    for home in homes:
+        assert sorted(home.keys("a")) == sorted(names - {"b/1"})
+        assert set(home.keys("")) == names
+        assert list(home.keys("missing")) == []
     memory = MemoryStore({"ab/1": default_buffer_prototype().buffer.from_bytes(b"1")})
-    assert list(objects_of(memory).pages("a")) == []
-
-
-def objects_of(store: Store) -> Objects:
-    return Objects(lambda: store)
+    assert list(StoreHome(memory).keys("a")) == []

@@ -182,7 +182,7 @@ def test_a_store_that_is_dropped_unflushed_says_what_is_lost() -> None:
     broken = Broken()
     with pytest.raises(StoreError):
         broken.store.close()
-    gone = weakref.ref(broken.store._objects.store)
+    gone = weakref.ref(broken.store._home)
     with pytest.warns(RuntimeWarning, match=r"(?s)^\d+ tiles are lost: .*of tensor 'ground'.*of tensor 'slope'"):
         del broken
         gc.collect()

@@ -9,10 +9,10 @@ import pytest
 import torch
 import zarr
 from zarr.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore
-from infinite_tensor_stores.loop import sync
 from tests.durability.faults.conftest import check_stored, pair
 from tests.support.faulty_store import ERRORS, OTHERS, READS, ClientError, Faults, FaultyStore, Outage
 
@@ -122,7 +122,7 @@ VALUE = PROTOTYPE.buffer.from_bytes(b"0123456789")
 
 
 def got(store: FaultyStore, key: str) -> bytes | None:
-    found = sync(store.get, key, PROTOTYPE)
+    found = sync(store.get(key, PROTOTYPE))
     return None if found is None else found.to_bytes()
 
 
@@ -130,7 +130,7 @@ def listed(names: AsyncIterator[str]) -> list[str]:
     async def collect() -> list[str]:
         return [name async for name in names]
 
-    return sync(collect)
+    return sync(collect())
 
 
 def failing(kind: str) -> tuple[FaultyStore, Outage]:
@@ -168,7 +168,7 @@ def test_changes_raise_before_or_after_they_are_made(
     for kind, left in {"raise": before, "raise after": after}.items():
         store, outage = failing(kind)
         with pytest.raises(ClientError):
-            sync(change, store)
+            sync(change(store))
         outage.stop()
         assert set(listed(store.list())) == left
 

@@ -22,7 +22,6 @@ from fsspec.asyn import AsyncFileSystem
 from infinite_tensor import HDF5TileStore, StoreError, TensorBlob, TensorGroup, ValidationError, ZarrTileStore
 from infinite_tensor.errors import WeakerStorageWarning
 from infinite_tensor.support import disks
-from infinite_tensor_stores.loop import sync
 from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth
 from tests.stores.blobs.rows import SHAPE, numbered
 from tests.support.counting import Counted
@@ -301,10 +300,10 @@ def test_a_file_system_that_ignores_exclusive_creation_overwrites_no_definition(
         with ZarrTileStore("weak://s", tile_size=8, storage_options={"exclusive": False}) as store:
             assert np.array_equal(plane(f, tile_store=store)[REGION], truth())
     assert set(f.counts.values()) == {1}
-    assert told() == ["RemoteStore(Files, 's'): this file system cannot create files exclusively"]
+    assert told() == ["RemoteHome(Files, 's'): this file system cannot create files exclusively"]
     before = weak_files["s/zarr.json"]
     with ZarrTileStore("weak://s", storage_options={"exclusive": False}) as store:
-        assert not sync(store._objects.create, "zarr.json", b"of another process")
+        assert store._home.create({"zarr.json": b"of another process"}) == [False]
     assert weak_files["s/zarr.json"] == before
 
 
@@ -319,9 +318,9 @@ def test_nothing_is_told_where_a_file_system_creates_exclusively(told: Callable[
 @pytest.mark.usefixtures("weak_files")
 def test_a_file_system_that_cannot_copy_gets_the_content_again() -> None:
     with ZarrTileStore("weak://s", storage_options={"exclusive": True}) as store:
-        store._objects.put({"a": b"content"})
-        store._objects.copy({"a": "b/c"})
-        assert store._objects.get(["a", "b/c"]) == [b"content"] * 2
+        store._home.put({"a": b"content"})
+        store._home.copy({"a": "b/c"})
+        assert store._home.get(["a", "b/c"]) == [b"content"] * 2
 
 
 # What lies at the hidden name beside the target of an export.

@@ -124,10 +124,3 @@ def test_a_thread_that_outlives_the_main_thread_reads_fills_flushes_and_exports(
     truth = np.add.outer(np.arange(8) // 4, np.arange(8) // 4)
     for form in ("zarr", "npy", "png", "tif"):
         assert np.array_equal(read(tmp_path / f"out.{form}"), truth)
-
-
-@pytest.mark.slow
-def test_an_event_loop_that_has_no_thread_any_more_is_told_of(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", f"{_BEGIN}{_NO_THREADS}opened('remote')"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert "no thread can be started while the interpreter exits; open the store earlier" in done.stderr

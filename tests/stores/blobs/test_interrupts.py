@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from zarr.storage import FsspecStore
 
 from infinite_tensor import StoreError, TensorBlob
 from tests.stores.blobs.conftest import Place
@@ -240,31 +236,6 @@ def test_ctrl_c_by_a_timer(case: Case, turns: int) -> None:
             go_on(case)
     assert interrupts > turns // 20
     finishes(lambda: end(case))
-
-
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals to a thread are POSIX")
-@pytest.mark.parametrize("place", ["memory"], indirect=True)
-def test_nothing_of_a_write_runs_on_after_ctrl_c(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks elsewhere are stored on the event loop."""
-    case.blob.seek(0, 2)
-    case.blob.write(rows(case.next(20)))
-    case.blob.flush()
-    case.held = case.stored = values(case.blob[:])
-    new, here, store = case.next(8), threading.get_ident(), FsspecStore.set
-    case.blob.seek(0)
-
-    async def late(self: FsspecStore, key: str, *args: Any, **kwargs: Any) -> None:
-        if key.startswith("c."):
-            signal.pthread_kill(here, signal.SIGINT)
-            await asyncio.sleep(0.3)
-        await store(self, key, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FsspecStore, "set", late)
-        with pytest.raises(KeyboardInterrupt):
-            case.blob.write(rows(new))
-    check(case, new + case.held[8:], partly=False)
-    go_on(case)
 
 
 INNER: dict[str, Callable[[Case], object]] = {

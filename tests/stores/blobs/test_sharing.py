@@ -28,9 +28,8 @@ from zarr.storage import MemoryStore
 from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor.errors import BlobNotFoundError
 from infinite_tensor_stores.blobs.writers import FOLDER, RENEWAL, SECONDS, Lease
-from infinite_tensor_stores.targets import zarr_store
+from infinite_tensor_stores.targets import home_of
 from infinite_tensor_stores.zarr.layout import DOCUMENT
-from infinite_tensor_stores.zarr.objects import Objects
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 from tests.support.interpreters import Team
@@ -166,7 +165,7 @@ def test_threads_share_a_blob_while_one_of_them_writes(place: Place) -> None:
 
 def test_zarr_reads_what_is_committed(place: Place) -> None:
     rows = made(place, 10)
-    array = zarr.open_array(store=zarr_store(place.target, None, True), mode="r")
+    array = zarr.open_array(store=place.target, mode="r")
     assert array.shape == (10, *SHAPE)
     assert array.chunks == (4, *SHAPE)
     assert torch.equal(torch.from_numpy(array[:]), rows)
@@ -261,7 +260,7 @@ def try_to_hold(target: str) -> bool:
 
 
 def lease(url: str, **options: float) -> Lease:
-    return Lease(Objects(lambda: zarr_store(url, None, False)), **options)
+    return Lease(home_of(url, None, False), **options)
 
 
 def age(url: str, seconds: float) -> None:
@@ -347,10 +346,10 @@ def stall(held: Lease, objects: dict[str, Buffer]) -> None:
 
 def test_an_attempt_to_open_takes_no_right_from_a_writer_that_renews_its_lease_meanwhile() -> None:
     memory = MemoryStore()
-    writer, newcomer = Lease(Objects(lambda: memory)), Interrupted(memory)
+    writer, newcomer = Lease(home_of(memory, None, False)), Interrupted(memory)
     newcomer.before["list"] = writer._renew
     with pytest.raises(StoreError, match="has it open for writing"):
-        Lease(Objects(lambda: newcomer))
+        Lease(home_of(newcomer, None, False))
     assert not newcomer.before
     writer.check()
     writer._renewed -= SECONDS
@@ -366,12 +365,12 @@ def test_of_a_writer_that_stalls_while_it_renews_its_lease_and_its_successor_one
     objects: dict[str, Buffer] = {}
     memory = MemoryStore(objects)
     storage = Interrupted(memory)
-    stalled, successors = Lease(Objects(lambda: storage)), list[Lease]()
+    stalled, successors = Lease(home_of(storage, None, False)), list[Lease]()
 
     def succeed() -> None:
         if begins == "in time":
             stall(stalled, objects)
-        successors.append(Lease(Objects(lambda: memory)))
+        successors.append(Lease(home_of(memory, None, False)))
 
     if begins == "stalled":
         stall(stalled, objects)
@@ -395,7 +394,7 @@ def test_of_a_writer_that_stalls_while_it_renews_its_lease_and_its_successor_one
 def test_a_writer_looks_again_soon_enough_for_clocks_and_requests_that_take_40_s_together() -> None:
     memory = MemoryStore()
     storage = Interrupted(memory)
-    writer, looked = Lease(Objects(lambda: storage)), threading.Event()
+    writer, looked = Lease(home_of(storage, None, False)), threading.Event()
     storage.before["set"] = looked.set
     writer._renewed = time.monotonic() - RENEWAL
     writer.check()
@@ -415,7 +414,7 @@ def test_a_lease_is_renewed_after_a_renewal_that_failed(error: Exception) -> Non
         tried.set()
         raise error
 
-    held = Lease(Objects(lambda: storage), renewal=0.02)
+    held = Lease(home_of(storage, None, False), renewal=0.02)
     storage.before["set"] = fail
     assert tried.wait(10)
     assert renewed.wait(10)

@@ -64,7 +64,7 @@ def test_max_cached_blocks_is_how_many_blocks_are_held_at_most(place: Place) -> 
 
 def test_unlink_finishes_what_a_killed_one_has_begun(filled: Place) -> None:
     blob = filled.open()
-    blob._rows.location.delete(["zarr.json"])
+    blob._rows.location.home.delete(["zarr.json"])
     assert TensorBlob.unlink(filled.target) is True
     assert not Path(filled.target).exists()
     assert [key for key in blob._rows.location.names() if key.startswith("c.")] == []

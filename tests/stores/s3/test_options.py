@@ -16,12 +16,10 @@ from botocore.config import Config
 from botocore.loaders import JSONFileLoader
 from fsspec.asyn import sync as sync_on
 from s3fs import S3FileSystem
-from zarr.buffer import default_buffer_prototype
 
-from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.remote import RemoteStore
-from infinite_tensor_stores.targets import zarr_store
-from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.homes import Home
+from infinite_tensor_stores.s3 import S3Home
+from infinite_tensor_stores.targets import home_of
 
 KEYS = {"key": "OPTIONKEY0123", "secret": "option/secret+4567"}
 PLACE = {**KEYS, "endpoint_url": "https://storage.example.org:9000"}
@@ -122,21 +120,17 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @contextmanager
-def opened(options: dict[str, Any]) -> Iterator[tuple[RemoteStore, S3FileSystem]]:
+def opened(options: dict[str, Any]) -> Iterator[tuple[S3Home, S3FileSystem]]:
     """A store with these options; and s3fs with them, and with what the store sets besides."""
-    store = zarr_store("s3://bucket/x", options, False, 9.0)
-    assert isinstance(store, RemoteStore)
+    home = home_of("s3://bucket/x", options, False, 9.0)
+    assert isinstance(home, S3Home)
     more = {**OURS, **fsspec.config.conf.get("s3", {}).get("config_kwargs", {}), **options.get("config_kwargs", {})}
     files = S3FileSystem(**{**options, "config_kwargs": more}, skip_instance_cache=True)
     try:
-        yield store, files
+        yield home, files
     finally:
-        Objects(lambda: store).disconnect()
+        sync_on(home.files.loop, home.files.s3.close)
         sync_on(files.loop, files.s3.close)
-
-
-async def listed(store: RemoteStore) -> list[str]:
-    return [key async for key in store.list_prefix("a")]
 
 
 def sent(client: Any, ask: Callable[[], object]) -> tuple[str, str, dict[str, str]]:
@@ -170,29 +164,27 @@ def configured(client: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_options_give_the_client_and_the_requests_that_s3fs_gives(options: dict[str, Any]) -> None:
-    prototype = default_buffer_prototype()
-    data = prototype.buffer.from_bytes(b"data")
-    requests: list[tuple[Callable[[Any], object], str, dict[str, Any]]] = [
-        (lambda store: sync(store.get, "a", prototype), "get_object", {"Key": "x/a"}),
-        (lambda store: sync(store.exists, "a"), "head_object", {"Key": "x/a"}),
-        (lambda store: sync(store.set, "a", data), "put_object", {"Key": "x/a", "Body": b"data"}),
-        (lambda store: sync(store.create, "a", b""), "put_object", {"Key": "x/a", "Body": b"", "IfNoneMatch": "*"}),
-        (lambda store: sync(store.delete, "a"), "delete_object", {"Key": "x/a"}),
-        (lambda store: sync(listed, store), "list_objects_v2", {"Prefix": "x/a"}),
+    requests: list[tuple[Callable[[Home], object], str, dict[str, Any]]] = [
+        (lambda home: home.get(["a"]), "get_object", {"Key": "x/a"}),
+        (lambda home: home.exist(["a"]), "head_object", {"Key": "x/a"}),
+        (lambda home: home.put({"a": b"data"}), "put_object", {"Key": "x/a", "Body": b"data"}),
+        (lambda home: home.create({"a": b""}), "put_object", {"Key": "x/a", "Body": b"", "IfNoneMatch": "*"}),
+        (lambda home: home.delete(["a"]), "delete_object", {"Key": "x/a"}),
+        (lambda home: list(home.entries("a")), "list_objects_v2", {"Prefix": "x/a/"}),
     ]
-    with opened(options) as (store, files):
-        ours, theirs = sync(store.fs.set_session), files.s3
+    with opened(options) as (home, files):
+        ours, theirs = home.files.s3, files.s3
         assert ours is not theirs
         assert configured(ours) == configured(theirs)
         for ask, operation, parameters in requests:
             by_s3fs = sent(theirs, lambda: files.call_s3(operation, Bucket="bucket", **parameters))  # noqa: B023
             # Credentials have their share in the signature.
-            assert sent(ours, lambda: ask(store)) == by_s3fs  # noqa: B023
+            assert sent(ours, lambda: ask(home)) == by_s3fs  # noqa: B023
 
 
 def test_the_configuration_of_fsspec_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {**PLACE, "config_kwargs": {"max_pool_connections": 5}})
-    with opened({}) as (store, files):
-        ours = sync(store.fs.set_session)
+    with opened({}) as (home, files):
+        ours = home.files.s3
         assert configured(ours) == configured(files.s3)
         assert (ours.meta.endpoint_url, ours.meta.config.max_pool_connections) == (PLACE["endpoint_url"], 5)

@@ -81,7 +81,7 @@ def test_no_credential_is_ever_shown_or_stored(
         ) as store:
             t = line(store)
             t[0:20]
-            told += [repr(store), str(store), repr(t), repr(store._objects.store), repr(store.tensor_info("t"))]
+            told += [repr(store), str(store), repr(t), repr(store._home), repr(store.tensor_info("t"))]
             chunk = next(key for key in bucket.find(url) if "/c/" in key)
             bucket.pipe_file(chunk, b"damaged")
             store.clear_cache("t")

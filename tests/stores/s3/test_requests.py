@@ -394,7 +394,7 @@ def test_gc_lists_and_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server:
     with opened_at(proxy.url, server, url) as store:
         small(store)
         garbage = {f"t-t/tiles-0123456789abcdef/c/0/{number}": b"x" for number in range(PAGE + 50)}
-        store._objects.put(garbage)
+        store._home.put(garbage)
         with proxy.counting() as kinds:
             assert store.gc().objects == len(garbage)
     assert kinds["POST"] == 2
