@@ -47,7 +47,8 @@ from infinite_tensor.values.checks import dense, stand_in
 from infinite_tensor.values.definition import json_value
 from infinite_tensor.values.dtypes import DTYPES
 from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Fact, Meaning
-from infinite_tensor_stores.targets import is_in_memory, shown
+from infinite_tensor_stores.homes import is_in_memory
+from infinite_tensor_stores.targets import shown
 
 
 class Reader(ABC):

@@ -33,7 +33,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.values.arrays import memory_map_of
 from infinite_tensor.values.code import is_installed
-from infinite_tensor_stores.targets import is_in_memory
+from infinite_tensor_stores.homes import is_in_memory
 
 try:
     # Dask arrays contain functions, and only cloudpickle can pickle such functions. Dask depends on cloudpickle.

@@ -62,8 +62,6 @@ class Home(ABC):
     ----------
     root : Path or None
         The folder, on a local disk.
-    is_on_disk : bool
-        Whether the objects are files on a local disk, even if `root` is None.
     read_only : bool
         Whether writing raises ValueError.
     in_memory : bool
@@ -72,23 +70,19 @@ class Home(ABC):
         Whether objects are on a local disk or in memory.
     at_once : int
         The number of requests of one call that are under way at a time.
-    keeps_times : bool
-        Whether `entries` gives the times of writing.
+    lists_details : bool
+        Whether `entries` gives times, and sizes without requests of their own.
     lists_in_pages : bool
         Whether a listing can be stopped early, without requests for the rest.
-    lists_sizes : bool
-        Whether sizes cost no requests of their own.
     """
 
     root: Path | None = None
-    is_on_disk = False
     read_only = False
     in_memory = False
     is_near = False
     at_once = 1
-    keeps_times = True
+    lists_details = True
     lists_in_pages = True
-    lists_sizes = True
 
     @abstractmethod
     def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
@@ -167,15 +161,7 @@ class Home(ABC):
 
         It is no error if nothing is there, or if another process adds objects.
         """
-        each(self._delete_own_folder, folders, self.at_once)
-
-    def _delete_own_folder(self, folder: str) -> None:
-        try:
-            # On a local disk, another process may change the same files.
-            _again(OSError, _RETRIES if self.root is not None else 0, self._delete_folder, folder)
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
+        each(self._delete_folder, folders, self.at_once)
 
     # On a local disk only.
 
@@ -223,7 +209,6 @@ class FileHome(Home):
     Reading never waits for a FIFO. Deleting does not follow links.
     """
 
-    is_on_disk = True
     is_near = True
 
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
@@ -241,11 +226,11 @@ class FileHome(Home):
         """Write files, replacing existing files atomically."""
         threads = threads_for(sum(map(len, objects.values())))
         # Another process may delete the folder.
-        each(lambda item: _again(FileNotFoundError, _RETRIES, self._write, *item), objects.items(), threads)
+        each(lambda item: _again(FileNotFoundError, self._write, *item), objects.items(), threads)
 
     def _create(self, objects: Mapping[str, bytes]) -> list[bool]:
         def create(item: tuple[str, bytes]) -> None:
-            _again(FileNotFoundError, _RETRIES, self._write, *item, exclusive=True)
+            _again(FileNotFoundError, self._write, *item, exclusive=True)
 
         return [error is None for error in each(create, objects.items(), 1, (FileExistsError,))]
 
@@ -295,7 +280,14 @@ class FileHome(Home):
         A folder is deleted with its content, a link without its target. A file is left alone.
         """
         check_writable(self)
-        path = own_path(self.root, folder)
+        try:
+            # Another process may change the same files.
+            _again(OSError, self._remove_folder, own_path(self.root, folder))
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+
+    def _remove_folder(self, path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             # On a busy disk each deletion waits, so delete from several folders at the same time.
             on_threads(shutil.rmtree, _folders_of_chunks(path), _DELETING)
@@ -323,18 +315,14 @@ class StoreHome(Home):
     Only methods of zarr's `Store` are called.
     """
 
-    lists_sizes = keeps_times = False
+    lists_details = False
 
     def __init__(self, store: Store, at_once: int = DEFAULT_CONCURRENCY) -> None:
         self.store = store
         self.read_only = store.read_only
         self.at_once = at_once
-        inner = innermost(store)
-        self.in_memory = isinstance(inner, MemoryStore)
-        self.is_on_disk = isinstance(inner, LocalStore)
-        self.root = store.root if isinstance(store, LocalStore) else None
-        self.keeps_times = self.root is not None
-        self.is_near = self.lists_sizes = isinstance(store, LocalStore | MemoryStore)
+        self.in_memory = is_in_memory(store)
+        self.is_near = isinstance(store, LocalStore | MemoryStore)
 
     def __repr__(self) -> str:
         return repr(self.store)
@@ -384,15 +372,13 @@ class StoreHome(Home):
 
     def keys(self, folder: str) -> Iterator[str]:
         """See `Home`."""
-        if self.root is not None:
-            return _walked(self.root, folder)
         return self._listed(lambda: self.store.list_prefix(f"{folder}/" if folder else ""))
 
     def entries(self, folder: str) -> Iterator[tuple[str, Stored]]:
         """See `Home`. Each size is a request."""
         for page in batches(self.keys(folder), _PAGE):
             for key, size in zip(page, self.sizes(page), strict=True):
-                yield key, Stored(size, None if self.root is None else _status(self.root / key).changed)
+                yield key, Stored(size)
 
     def _listed(self, call: Callable[[], AsyncIterator[str]]) -> Iterator[str]:
         begun: list[AsyncIterator[str]] = []
@@ -424,16 +410,16 @@ def check_writable(home: Home) -> None:
         raise ValueError("the storage was opened in read-only mode")
 
 
-def innermost(store: Store) -> Store:
-    """Return the Store inside all wrappers."""
+def is_in_memory(store: Store) -> bool:
+    """Return whether a zarr Store keeps data in the memory of this process."""
     while isinstance(store, WrapperStore):
         store = store._store  # noqa: SLF001  (zarr has no public name for it)
-    return store
+    return isinstance(store, MemoryStore)
 
 
-def _again(harmless: type[OSError], retries: int, action: Callable[..., None], *args: Any, **options: Any) -> None:
+def _again(harmless: type[OSError], action: Callable[..., None], *args: Any, **options: Any) -> None:
     """Call `action`, again after an error of type `harmless`."""
-    for _ in range(retries):
+    for _ in range(_RETRIES):
         try:
             return action(*args, **options)
         except harmless:

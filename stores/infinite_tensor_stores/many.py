@@ -1,7 +1,7 @@
 """Many requests at once, some of which may fail.
 
-If a request fails, the others are still made, and the first error is raised at the end. After many failures in a row,
-no more requests are made.
+If a request fails, the others are still made, and the first error is raised at the end. On an event loop, no more
+requests are made after many failures in a row.
 """
 
 from __future__ import annotations
@@ -35,50 +35,24 @@ def threads_for(nbytes: int) -> int:
     return min(_THREADS, nbytes // _WORTH_A_THREAD)
 
 
-class _Failures:
-    def __init__(self, at_once: int) -> None:
-        self._most = max(at_once, _FEWEST_FAILURES)
-        self._errors: list[Exception] = []
-        self._in_a_row = 0
-
-    @property
-    def too_many(self) -> bool:
-        """Whether too many calls have failed in a row."""
-        return self._in_a_row >= self._most
-
-    def add(self, error: Exception | None) -> None:
-        """Record the result of a call: its error, or None."""
-        self._in_a_row = 0 if error is None else self._in_a_row + 1
-        self._errors += [] if error is None else [error]
-
-    def tell(self) -> None:
-        """Raise the first error, if any."""
-        if self._errors:
-            raise self._errors[0]
-
-
 def each(call: Callable[[T], Any], arguments: Iterable[T], at_once: int = 1, harmless: Kinds = ()) -> list[Any]:
     """Call a function for all arguments, on up to `at_once` threads.
 
     Errors of the kinds `harmless` are returned in place of results.
     """
-    failures = _Failures(at_once)
+    errors: list[Exception] = []
 
     def attempt(argument: T) -> Any:
-        if failures.too_many:
-            return None
-        error, found = None, None
         try:
-            found = call(argument)
-        except harmless as known:
-            found = known
-        except Exception as raised:  # noqa: BLE001  (raised when the others are done)
-            error = raised
-        failures.add(error)
-        return found
+            return call(argument)
+        except harmless as error:
+            return error
+        except Exception as error:  # noqa: BLE001  (raised when the others are done)
+            errors.append(error)
 
     results = on_threads(attempt, list(arguments), at_once)
-    failures.tell()
+    if errors:
+        raise errors[0]
     return results
 
 
@@ -120,30 +94,36 @@ def on_loop(
 async def _together(
     call: Callable[[T], Awaitable[Any]], arguments: Sequence[T], at_once: int, harmless: Kinds
 ) -> list[Any]:
-    failures = _Failures(at_once)
     results: list[Any] = [None] * len(arguments)
     waiting = iter(enumerate(arguments))
+    errors: list[Exception] = []
+    in_a_row, most = 0, max(at_once, _FEWEST_FAILURES)
 
     async def work() -> None:
+        nonlocal in_a_row
         for number, argument in waiting:
-            if failures.too_many:
+            if in_a_row >= most:
                 return
-            error: Exception | None = None
             try:
                 results[number] = await call(argument)
-            except harmless as known:
-                results[number] = known
+            except harmless as error:
+                results[number] = error
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                error = ConnectionError("the storage has cancelled the request")
-            except Exception as raised:  # noqa: BLE001  (raised when the others are done)
-                error = raised
-            failures.add(error)
+                errors.append(ConnectionError("the storage has cancelled the request"))
+                in_a_row += 1
+                continue
+            except Exception as error:  # noqa: BLE001  (raised when the others are done)
+                errors.append(error)
+                in_a_row += 1
+                continue
+            in_a_row = 0
 
     await asyncio.gather(*(work() for _ in range(min(at_once, len(arguments)))))
-    failures.tell()
+    if errors:
+        raise errors[0]
     return results
 
 

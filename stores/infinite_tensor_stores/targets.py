@@ -13,12 +13,12 @@ from fsspec import AbstractFileSystem, available_protocols
 from fsspec.core import url_to_fs
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.abc.store import Store
-from zarr.storage import FsspecStore, LocalStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tilestore.stored_definition import FORMAT
-from infinite_tensor_stores.homes import DEFAULT_CONCURRENCY, FileHome, Home, StoreHome, innermost
+from infinite_tensor_stores.homes import DEFAULT_CONCURRENCY, FileHome, Home, StoreHome
 from infinite_tensor_stores.remote import LoginMask, RemoteHome, without_logins
 
 DEFAULT_TIMEOUT = 15.0
@@ -270,11 +270,6 @@ def _remote(
 
         return S3Home(files, path, mask, read_only=read_only, at_once=at_once, timeout=timeout)
     return RemoteHome(files, path, mask, read_only=read_only, at_once=at_once, **changes)
-
-
-def is_in_memory(store: Store) -> bool:
-    """Return whether a zarr Store keeps data in the memory of this process."""
-    return isinstance(innermost(store), MemoryStore)
 
 
 def shown(target: object) -> str:

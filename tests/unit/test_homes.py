@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
+from infinite_tensor.support.interrupts import store_call
 from infinite_tensor_stores.homes import FileHome, StoreHome
 from infinite_tensor_stores.many import each, on_loop
 from infinite_tensor_stores.targets import home_of
@@ -67,15 +68,15 @@ def test_a_request_that_fails_takes_no_other_with_it(ask: Ask) -> None:
     assert sorted(done) == [number for number in range(200) if number % 20 != 3]
 
 
-def test_storage_that_answers_nothing_is_not_asked_for_everything(ask: Ask) -> None:
+def test_storage_that_answers_nothing_is_not_asked_for_everything() -> None:
     asked: list[int] = []
 
-    def refuse(number: int) -> None:
+    async def refuse(number: int) -> None:
         asked.append(number)
         raise ConnectionError("down")
 
     with pytest.raises(ConnectionError, match="down"):
-        ask(refuse, range(10_000))
+        on_loop(get_loop(), refuse, range(10_000), 32)
     assert len(asked) < 200
 
 
@@ -103,7 +104,7 @@ def test_after_a_ctrl_c_no_request_is_under_way() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=press).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), store_call():
         on_loop(get_loop(), long, [1], 2)
     assert ended.is_set()
 

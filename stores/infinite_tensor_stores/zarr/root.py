@@ -409,7 +409,7 @@ class Sweep:
                 if DOCUMENT in inside and any(f"partial-{incarnation}" in inside for incarnation in incarnations):
                     self._delete_logs(name, self._complete)
         # Killed processes may have left temporary files. Such files are not objects.
-        if self._home.is_on_disk:
+        if self._home.root is not None:
             self._sweep_temporary_files([name for name in self._home.names("") if is_temporary(name, DOCUMENT)])
             for name in ours:
                 with left_alone():

@@ -311,7 +311,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         if not home.lists_in_pages:
             return None
         folder = f"{place.array}/c"
-        if home.lists_sizes:
+        if home.lists_details:
             entries = list(itertools.islice(home.entries(folder), most))
             keys, size = [key for key, _ in entries], sum(stored.size for _, stored in entries)
         else:
@@ -324,7 +324,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return self._swept(Sweep.run)
 
     def _drop_partials(self, older_than: float) -> Garbage:
-        if older_than and not self._home.keeps_times:
+        if older_than and not self._home.lists_details:
             raise keeps_no_times(self)
         return self._swept(lambda sweep: sweep.drop_partials(older_than))
 

@@ -128,10 +128,6 @@ def test_every_kind_of_storage_is_swept(tmp_path: Path, kind: str) -> None:
         assert store.gc() == Garbage(1, 5)
         assert store.gc() == EMPTY
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
-    if kind == "wrapped directory":
-        written(tmp_path, f"zarr.{uuid.uuid4().hex}.partial")
-        with ZarrTileStore(targets[kind]) as store:
-            assert store.gc() == Garbage(1, 10)
 
 
 def test_a_tensor_that_comes_to_be_while_its_folder_is_counted_stays(tmp_path: Path) -> None:
