@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
-from fsspec.asyn import AsyncFileSystem
+from fsspec import asyn
 
 from infinite_tensor.support.disks import tell_weaker
 from infinite_tensor.support.forks import Lock
@@ -113,6 +113,9 @@ class RemoteHome(Home):
             # Freed, it would close connections of the parent.
             _inherited.append(self._files)
             self._files, self._process = None, os.getpid()
+            # fsspec before 2025 keeps the parent's event loop, which no thread runs here.
+            if asyn.iothread[0] is not None and not asyn.iothread[0].is_alive():
+                asyn.reset_lock()
         if self._files is None:
             self._files = self._open()
         return self._files
@@ -130,7 +133,7 @@ class RemoteHome(Home):
         """
         try:
             files = self.files
-            if isinstance(files, AsyncFileSystem) and files.async_impl:
+            if isinstance(files, asyn.AsyncFileSystem) and files.async_impl:
                 call = partial(self._send, f"_{method}", options)
                 return on_loop(files.loop, call, arguments, self.at_once, harmless)
             with at_rest():
