@@ -89,19 +89,19 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def check_format(version: object, owner: object, advice: str = "") -> None:
+def check_format(version: object, owner: object, advice: str = "", known: range = range(1, FORMAT + 1)) -> None:
     """Check the format version of a store.
 
-    Raise StoreError if the version is invalid, or later than the latest known. `advice` says in the message what to do
+    Raise StoreError if the version is invalid, or later than the `known` ones. `advice` says in the message what to do
     about an invalid version.
     """
     number = as_index(version)
-    if number is None or number < 1:
+    if number is None or number < known.start:
         raise StoreError(f"{owner} has the invalid format {version!r:.200}; it may be damaged. {advice}")
-    if number > FORMAT:
+    if number >= known.stop:
         raise StoreError(
-            f"{owner} has format {number}, this version reads up to {FORMAT}; open it with a later version of this "
-            "library"
+            f"{owner} has format {number}, this version reads up to {known.stop - 1}; open it with a later version of "
+            "this library"
         )
 
 

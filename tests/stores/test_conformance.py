@@ -21,6 +21,7 @@ from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.testing import PersistentStoreTests
 from infinite_tensor.tilestore import testing as earlier
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
+from tests.stores.hdf5.files import flip_tile
 from tests.support.dict_store import DictTileStore
 from tests.support.sqlite_store import SQLiteTileStore
 
@@ -72,11 +73,7 @@ class TestHDF5(_Sampled):
 
     def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
         with h5py.File(location, "r+") as file:
-            group = file[f"t-{tensor_id}"]
-            (slot,) = [n for n, row in enumerate(group["index"][()].tolist()) if (*tile,) == (*row[:-1],)]
-            pixels = group["tiles"][slot]
-            pixels.view("u1")[0, 0] ^= 0x10
-            group["tiles"][slot] = pixels
+            flip_tile(file[f"infinite_tensor/t-{tensor_id}/tiles/{','.join(map(str, tile))}"])
 
 
 class TestSQLite(_Sampled):

@@ -31,7 +31,6 @@ from infinite_tensor import (
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor_stores.handles import TensorHandle
-from infinite_tensor_stores.hdf5.slots import TileSlots
 from tests.support.building import line, numbers, overlapping
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
@@ -443,20 +442,6 @@ def test_an_invalidated_tensor_keeps_the_tiles_that_were_not_dropped(reopen: Mak
         t[16:64]
         assert len(f.calls) == calls
         assert opened_of(store) == 1
-
-
-def test_gc_keeps_no_tensor_open(tmp_path: Path) -> None:
-    path = tmp_path / "store.h5"
-    with HDF5TileStore(path, tile_size=8) as store:
-        for number in range(20):
-            named(store, f"t{number}", Counted(numbers))[0:20]
-    gc.collect()
-    # Another test may have left some.
-    before = [item for item in gc.get_objects() if isinstance(item, TileSlots)]
-    with HDF5TileStore(path) as store:
-        store.gc()
-        gc.collect()
-        assert len([item for item in gc.get_objects() if isinstance(item, TileSlots)]) <= len(before)
 
 
 def test_logs_of_tiles_that_were_completed_are_deleted_though_nobody_has_the_tensor(reopen: Make) -> None:

@@ -1,8 +1,7 @@
-"""HDF5 files: opening, creating and sharing files, and reserving disk space.
+"""Open HDF5 files: shared by the stores of a process, with disk space reserved before each change.
 
-Stores of this process with the same file share one open file. HDF5 does not survive a full disk during a write: it
-tries to write the data again whenever an object is closed, and finally crashes the interpreter. So disk space is
-allocated before each write.
+HDF5 does not survive a full disk: whenever an object is closed, it tries to write again, and finally crashes the
+interpreter. So disk space is allocated before each change.
 """
 
 from __future__ import annotations
@@ -13,84 +12,60 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.disks import OpenFile, allocate
+from infinite_tensor.support.disks import NO_LOCKS, OpenFile, allocate, lock, tell_weaker
 from infinite_tensor.support.forks import Lock, renew_in_children
-from infinite_tensor.tilestore.inventory import Garbage
-from infinite_tensor.tilestore.persistent.documents import checked
-from infinite_tensor.tilestore.stored_definition import FORMAT
 from infinite_tensor_stores.hdf5.members import (
-    DEFINITION,
-    MARK,
     MEMBERS,
-    delete_members,
-    delete_ours,
-    document_in,
     file_in_memory,
+    group_at,
+    has,
     import_h5py,
-    is_incarnation,
-    is_of_version_0,
-    names_taken,
-    opened,
-    tensor_at,
-    tensors_in,
+    names_in,
+    open_h5,
 )
-from infinite_tensor_stores.hdf5.slots import TileSlots
 from infinite_tensor_stores.targets import check_format, check_found, check_writable
+
+ROOT = "infinite_tensor"
+"""The HDF5 group with everything of this library. All else in a file belongs to other programs."""
+
+_FORMAT = 2
+"""The version of the layout, in the attribute ``format`` of `ROOT`. Version 1 kept tiles in slots, and is not read."""
+_OLD_MARK = "infinite_tensor_format"
+_PLACE = "a new file"
 
 _MARGIN = 2**20
 """Bytes for what HDF5 itself stores in the file in addition to the data."""
-
-
-def reserve(h5: Any, nbytes: int) -> None:
-    """Allocate disk space in an open file for `nbytes` more bytes of data.
-
-    Raise OSError if the disk is full.
-    """
-    descriptor, end = h5.id.get_vfd_handle(), h5.id.get_filesize()
-    if os.fstat(descriptor).st_size < end + nbytes + _MARGIN:
-        allocate(descriptor, end, nbytes + _MARGIN)
-
-
-def give_back(h5: Any) -> None:
-    """Free unused disk space at the end of an open file.
-
-    The file must have been flushed.
-    """
-    os.ftruncate(h5.id.get_vfd_handle(), h5.id.get_filesize())
-
-
-def check_room(folder: Path) -> None:
-    """Check that the disk has space for a new file in `folder`.
-
-    Raise OSError if less than 1 MiB is left.
-    """
-    with tempfile.TemporaryFile(dir=folder) as scratch:
-        allocate(scratch.fileno(), 0, _MARGIN)
+_MOST_CHANGES = 2**14
+"""The number of changes without a flush. HDF5's structures for them must fit into its cache."""
 
 
 class SharedFile:
     """An open HDF5 file, shared between the stores of this process.
 
     With an open file for each store, the stores would overwrite each other's data.
+
+    Raises
+    ------
+    BlockingIOError
+        If another program has the file open.
     """
 
-    def __init__(self, h5: Any, own_lock: OpenFile | None, writable: bool) -> None:
-        self.h5 = h5
-        self._own_lock = own_lock
-        self.writable = writable
+    def __init__(self, path: Path, mode: str) -> None:
+        self.h5, self._own_lock = _opened(path, mode)
+        self.root = group_at(self.h5, ROOT)
+        self.writable = mode != "r"
         self.lock = threading.RLock()
-        self.groups: weakref.WeakValueDictionary[str, TileSlots] = weakref.WeakValueDictionary()
-        self.finished: set[TileSlots] = set()
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.process = os.getpid()
-        self._flushed = time.monotonic()
+        self.ended: set[tuple[str, str]] = set()
+        self._changes, self._flushed = 0, time.monotonic()
+        _take_part_in_forks()
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
@@ -114,128 +89,72 @@ class SharedFile:
 
     @contextmanager
     def opened(self, owner: object) -> Iterator[Any]:
-        """Lock the open file, as in ``with file.opened(owner) as h5``.
+        """Lock the open file, as in ``with file.opened(owner) as root``, with the h5py group `ROOT`.
 
-        Here, ``h5`` is the h5py file. Raise StoreError if the file is closed.
+        Raise StoreError if the file is closed.
         """
         with self.lock:
             if not self.h5:
                 raise StoreError(f"{owner} is closed; open it again with `with store:`")
-            yield self.h5
+            yield self.root
 
-    def check_process(self, owner: object) -> None:
-        """Raise StoreError in a forked child, because only its parent may write."""
+    @contextmanager
+    def changing(self, owner: object, nbytes: int | None = 0) -> Iterator[Any]:
+        """Lock the open file for a change, with disk space for `nbytes` bytes of data.
+
+        If `nbytes` is None, the space is not checked, so that data can be deleted on a full disk. Raise OSError if the
+        disk is full, and StoreError in a forked child, because only its parent may write.
+        """
         if self.process != os.getpid():
             raise StoreError(
                 f"{owner} was opened before this process was forked, and two writing processes would damage the file; "
                 "write in the parent process only"
             )
+        with self.opened(owner) as root:
+            if nbytes is not None:
+                self.reserve(nbytes)
+            self._changes += 1 + (nbytes or 0) // 2**10
+            yield root
 
-    def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
-        """Return the slots of the tensor in group `name`.
+    def reserve(self, nbytes: int) -> None:
+        """Allocate disk space for `nbytes` more bytes of data. Raise OSError if the disk is full."""
+        descriptor, end = self.h5.id.get_vfd_handle(), self.h5.id.get_filesize()
+        if os.fstat(descriptor).st_size < end + nbytes + _MARGIN:
+            allocate(descriptor, end, nbytes + 2 * _MARGIN)
 
-        Raise OSError if the group no longer has `definition`.
+    def flush(self, older_than: float = 0.0) -> None:
+        """Flush the file, unless flushed in the last `older_than` seconds, and delete the logs in `ended`.
+
+        A log is deleted only after its complete tile is safe in the file. Otherwise a kill could destroy both.
         """
         with self.lock:
-            known = self.groups.get(name)
-            if known is None or known.incarnation != definition["incarnation"]:
-                # If it were opened with the wrong definition, two objects could write to the same slots.
-                if name not in self.h5 or not is_incarnation(self.h5[name], definition["incarnation"]):
-                    raise OSError("the tensor has just been cleared elsewhere; try again")
-                known = self.groups[name] = TileSlots(self.h5[name], definition)
-            return known
-
-    def remember(self, name: str, slots: TileSlots) -> None:
-        """Put the slots of a tensor back into `groups`.
-
-        `groups` refers to slots only weakly, so the garbage collector may have removed them. Takes no lock, because the
-        garbage collector may call this.
-        """
-        if not slots.gone:
-            self.groups.setdefault(name, slots)
-
-    def finish(self, slots: TileSlots, tile: Index) -> None:
-        """Delete the log of a tile, now or at the next flush.
-
-        If the tile is complete, the log is deleted at the next flush, because only then is the tile safe in the file.
-        This happens even if nobody uses the tensor any more.
-        """
-        if slots.has([tile])[0]:
-            self.finished.add(slots)
-        else:
-            slots.log.delete([tile])
+            is_old = time.monotonic() - self._flushed >= older_than
+            if self.process != os.getpid() or not self.writable or not (is_old or self._changes >= _MOST_CHANGES):
+                return
+            self.h5.flush()
+            for log, tile in self.ended:
+                if log in self.root and tile in self.root:
+                    del self.root[log]
+            self.ended.clear()
+            # Also because the first flush may have moved the end of the file. A forked child would cut the file there.
+            self.h5.flush()
+            # Give back the reserved space that was not used.
+            os.ftruncate(self.h5.id.get_vfd_handle(), self.h5.id.get_filesize())
+            self._changes, self._flushed = 0, time.monotonic()
 
     def delete(self, name: str) -> None:
-        """Delete a tensor.
+        """Delete a tensor or a group.
 
         The definition is deleted first: after an interrupt, the rest is garbage.
         """
-        with self.lock:
-            group = tensor_at(self.h5, name)
-            if group is None:
-                return
-            if DEFINITION in group:
-                del group[DEFINITION]
+        group = group_at(self.root, name)
+        for member in MEMBERS if group is not None else ():
+            if has(group, member):
+                # A store with the tensor in use keeps the group open, but not its members.
+                del group[member]
                 self.flush()
-            known = self.groups.pop(name, None)
-            if known is not None:
-                known.close()
-            delete_members(self.h5, name)
-
-    def collect_garbage(self) -> Garbage:
-        """Delete groups without a definition, and the logs of complete tiles."""
-        with self.lock:
-            collected = Garbage()
-            self.h5.flush()
-            for name in tensors_in(self.h5):
-                if DEFINITION not in self.h5[name]:
-                    sizes = _sizes(self.h5[name])
-                    self.delete(name)
-                    collected += Garbage(len(sizes), sum(sizes))
-                elif (slots := self._slots(name)) is not None:
-                    collected += Garbage(*slots.prune())
-            self.flush()
-            return collected
-
-    def drop_partials(self) -> Garbage:
-        """Delete the logs of incomplete tiles."""
-        with self.lock:
-            collected = Garbage()
-            for name in tensors_in(self.h5):
-                if (slots := self._slots(name)) is not None:
-                    tiles = slots.partial_tiles()
-                    parts, size = slots.log.delete(tiles)
-                    collected += Garbage(parts, size, len(tiles), size)
-            self.flush()
-            return collected
-
-    def _slots(self, name: str) -> TileSlots | None:
-        try:
-            definition = checked(document_in(self.h5[name][DEFINITION]), name)
-        except (KeyError, ValueError, StoreError):
-            return None
-        return self.group(name, definition)
-
-    def flush(self, older_than: float = 0.0) -> None:
-        """Flush the file, unless flushed in the last `older_than` seconds."""
-        with self.lock:
-            if self.process == os.getpid() and time.monotonic() - self._flushed >= older_than:
-                self.h5.flush()
-                for slots in self.finished:
-                    slots.prune()
-                self.finished.clear()
-                give_back(self.h5)
-                self._flushed = time.monotonic()
-
-    def release(self, user: object) -> None:
-        """Remove a user.
-
-        The last user closes the file.
-        """
-        with self.lock:
-            self.users.discard(user)
-            if not self.users and self.process == os.getpid():
-                self.close()
+        if has(self.root, name):
+            del self.root[name]
 
     def close(self) -> None:
         """Close the file, and let other programs open it."""
@@ -244,55 +163,29 @@ class SharedFile:
             self._own_lock.unlock()
 
 
-def _sizes(group: Any) -> list[int]:
-    sizes: list[int] = []
-
-    def look_at(name: str, item: Any) -> None:
-        if name.partition("/")[0] in MEMBERS and hasattr(item, "dtype"):
-            sizes.append(item.id.get_storage_size())
-
-    group.visititems(look_at)
-    return sizes
-
-
-_PLACE = "a new file"
-_TOLD = 5
-"""The maximum number of names listed in an error."""
-
-
 _known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
 """The open files of this process, by device and inode. Protected by `_opening_lock`."""
 _opening_lock = Lock()
 _inherited: list[SharedFile] = []
 """Files opened by parents of this process."""
+_forking = threading.local()
+"""Has the files that this thread has locked for a fork, as ``files``."""
 
 
-class _Forks(threading.local):
-    """Flushes all files before a fork.
+def _before_fork() -> None:
+    """Lock and flush all files. Otherwise the child would write the pending data too, when it ends."""
+    _forking.files = [file for file in list(_known.values()) if file.process == os.getpid()]
+    for file in _forking.files:
+        file.lock.acquire()
+    for file in _forking.files:
+        if file.h5:
+            file.flush()
 
-    Otherwise the child would write the pending data too, when it ends.
-    """
 
-    def __init__(self) -> None:
-        self._held: list[SharedFile] = []
-
-    def begin(self) -> None:
-        """Flush all open files, and lock them until the fork is done."""
-        for file in list(_known.values()):
-            if file.writable and file.process == os.getpid():
-                file.lock.acquire()
-                self._held.append(file)
-                if file.h5:
-                    file.h5.flush()
-
-    def end(self) -> None:
-        """Release the locks in the parent."""
-        while self._held:
-            self._held.pop().lock.release()
-
-    def forget(self) -> None:
-        """In the child, forget the locks of the parent."""
-        self._held.clear()
+def _after_fork() -> None:
+    for file in _forking.files:
+        file.lock.release()
+    del _forking.files
 
 
 @functools.cache
@@ -302,11 +195,10 @@ def _take_part_in_forks() -> None:
     Call this after h5py was imported, which takes its own lock before a fork. What is registered last runs first, and a
     thread that writes takes the lock of the file before that of h5py.
     """
-    forks = _Forks()
-    os.register_at_fork(before=forks.begin, after_in_parent=forks.end, after_in_child=forks.forget)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
-def open_file(path: Path, mode: str, owner: object) -> SharedFile:
+def open_file(path: Path, mode: str, owner: object, *, writable: bool) -> SharedFile:
     """Open a file as a store, or create it.
 
     A file of another program becomes a store too, and keeps its content.
@@ -316,9 +208,11 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
     path : Path
         The path of the file.
     mode : str
-        One of `MODES`.
+        What may be there, and what is created: one of `MODES`.
     owner : object
         The store, which uses the file until `leave_file`; messages show its str.
+    writable : bool
+        Whether the store writes. With mode ``r``, it then writes to a store that exists already.
 
     Raises
     ------
@@ -328,17 +222,20 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
     with _opening(path, owner):
         found = None if not path.exists() else "an empty file" if _is_blank(path) else "a file"
         check_found(mode, owner, found, is_store=found != "an empty file", place=_PLACE)
-        file = _shared(path, mode, owner)
+        file = _shared(path, mode, owner, writable=writable)
         if file is None:
             if mode != "r" and _is_blank(path):
                 _create(path, exclusive=mode == "w-")
-            ours = _look(path, owner, mode)
-            file = _opened(path, "r" if mode == "r" else "r+")
-            with _closed_on_failure(file):
-                if not ours:
-                    _mark(file.h5)
-                elif mode == "w":
-                    delete_ours(file.h5)
+                _look(path, owner, "a")
+            else:
+                _look(path, owner, mode)
+            file = SharedFile(path, "r+" if writable else "r")
+            _known[_identity(os.fstat(file.h5.id.get_vfd_handle()))] = file
+            try:
+                _prepare(file, mode, owner)
+            except BaseException:
+                file.close()
+                raise
         file.users.add(owner)
         return file
 
@@ -349,29 +246,12 @@ def check_place(path: Path, owner: object) -> None:
         check_writable(path, owner)
 
 
-def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
-    """Open a store's file again, in mode ``r`` or ``r+``.
-
-    Raise StoreError if the file is gone, or is no longer a store.
-    """
-    with _opening(path, owner):
-        if not path.exists():
-            raise StoreError(f"{owner}: its file is gone; HDF5TileStore(...) with mode 'a' or 'w' creates a new one")
-        file = _shared(path, mode, owner)
-        if file is None:
-            _look(path, owner, "r")
-            file = _opened(path, mode)
-        file.users.add(owner)
-        return file
-
-
 def leave_file(file: SharedFile, owner: object) -> None:
-    """End the use of a file by `owner`.
-
-    The last user closes the file.
-    """
-    with _opening_lock:
-        file.release(owner)
+    """End the use of a file by `owner`. The last user closes the file."""
+    with _opening_lock, file.lock:
+        file.users.discard(owner)
+        if not file.users and file.process == os.getpid():
+            file.close()
 
 
 @contextmanager
@@ -388,65 +268,94 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
             "ZarrTileStore between processes"
         ) from error
     except Exception as error:  # (h5py raises any exception on a damaged file)
-        if _is_other_file(path):
+        if os.path.isfile(path) and not import_h5py().is_hdf5(path):  # noqa: PTH113  (`Path.is_file` raises for too long a name)
             raise StoreError(f"{owner}: the file is not an HDF5 file; choose another path") from error
         raise StoreError(f"{owner} cannot be opened: {type(error).__name__}: {error}") from error
 
 
-def _is_other_file(path: Path) -> bool:
+def _opened(path: Path, mode: str) -> tuple[Any, OpenFile | None]:
+    """Open an HDF5 file, locked against other programs.
+
+    Return the file of h5py, and a file with our own lock where HDF5 has been told not to lock
+    (``HDF5_USE_FILE_LOCKING=FALSE``).
+    """
+    options: dict[str, Any] = {}
+    with file_in_memory() as scratch:
+        locks, _ = scratch.id.get_access_plist().get_file_locking()
+    if locks:
+        try:
+            return open_h5(path, mode), None
+        except OSError as error:
+            # HDF5 itself ignores only one of the errors for missing locks.
+            if error.errno not in NO_LOCKS or "lock" not in str(error):
+                raise
+            options = {"locking": False}
+    # Lock first: just opening and closing a file can damage what another process is writing.
+    own = OpenFile(descriptor := os.open(path, os.O_RDONLY if mode == "r" else os.O_RDWR))
     try:
-        return path.is_file() and not import_h5py().is_hdf5(path)
-    except OSError:  # (an invalid path, for example too long)
-        return False
+        if not lock(descriptor, wait=False, shared=mode == "r"):
+            lack = "this file system has no locks, so nothing keeps two programs from writing the same file"
+            tell_weaker(path.parent, lack)
+        return open_h5(path, mode, **options), own
+    except BaseException:
+        own.unlock()
+        raise
 
 
-def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
+def _shared(path: Path, mode: str, owner: object, *, writable: bool) -> SharedFile | None:
     shared = _known.get(_identity(path.stat())) if path.exists() else None
     if shared is None or not shared.h5:
         return None
     if mode == "w":
         raise StoreError(f"{owner} is open in this process; close it first, or use mode 'a'")
-    if mode != "r" and not shared.writable:
+    if writable and not shared.writable:
         raise StoreError(f"{owner} is open in this process with mode 'r'; close it first")
     return shared
 
 
-def _look(path: Path, owner: object, mode: str) -> bool:
-    """Check whether a file is a store, without changing the file.
-
-    Return False if the file can become a store. Raise StoreError for any other file.
-    """
+def _look(path: Path, owner: object, mode: str) -> None:
+    """Check that a file is a store, or can become one, without changing the file. Raise StoreError otherwise."""
     if not path.is_file():
         # Opening a pipe would wait for a writer.
         raise StoreError(f"{owner}: the path is not a regular file; choose another path")
-    with closing(SharedFile(*opened(path, "r"), writable=False)) as file:
-        h5 = file.h5
-        if MARK in h5.attrs:
-            restored = f"h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
-            check_format(h5.attrs[MARK], owner, f"If it is a store of this version, {restored}")
-            return True
-        if is_of_version_0(h5):
+    with closing(SharedFile(path, "r")) as file:
+        if _OLD_MARK in file.h5.attrs or _is_of_version_0(file.h5):
             raise StoreError(
-                f"{owner}: the file was written by version 0.x of this library (it has a group /tensors), and cannot "
-                "be opened; choose another path, or import a tensor of version 0.4 with examples/take_over_04.py"
+                f"{owner}: the file was written by version 0.x or a pre-release of this library, and its format is not "
+                "read; choose another path, or import a tensor of version 0.4 with examples/take_over_04.py"
             )
-        check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
-        _check_free(h5, owner)
-        return False
+        if not has(file.h5, ROOT):
+            check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
+            return
+        version = None if file.root is None else file.root.attrs.get("format")
+        restores = f"If it is of this library, h5py.File(path, 'r+')[{ROOT!r}].attrs['format'] = {_FORMAT} restores it"
+        check_format(version, f"{owner}: /{ROOT}", f"{restores}; or choose another path", range(_FORMAT, _FORMAT + 1))
 
 
-def _check_free(h5: Any, owner: object) -> None:
-    taken = names_taken(h5)
-    if not taken:
+def _is_of_version_0(h5: Any) -> bool:
+    """Return whether a file has a group "tensors", either empty or with tensors of version 0.x."""
+    folder = group_at(h5, "tensors")
+    found: set[str] = set()
+    if folder is not None:
+        folder.visit(lambda name: found.add(name.rpartition("/")[2]))
+    return folder is not None and (not len(folder) or found >= {"metadata", "tiles"})
+
+
+def _prepare(file: SharedFile, mode: str, owner: object) -> None:
+    """Make a store of a file without one. In mode ``w``, delete all tensors and groups of a store."""
+    if file.root is None:
+        with file.lock:
+            file.reserve(0)
+            root = file.h5.create_group(None)
+            root.attrs["format"] = _FORMAT
+            file.h5[ROOT] = file.root = root
+    elif mode == "w":
+        with file.changing(owner):
+            for name in names_in(file.root, "[tg]-.*"):
+                file.delete(name)
+    else:
         return
-    names = ", ".join(taken[:_TOLD]) + (f" and {len(taken) - _TOLD} more" if len(taken) > _TOLD else "")
-    told = f"{owner}: the HDF5 file is not a store, and {names} would be in the way; choose another path"
-    if tensors_in(h5):
-        told += (
-            f". If this library wrote the file, the mark of the store is lost: h5py.File(path, 'r+').attrs[{MARK!r}] = "
-            f"{FORMAT} restores it"
-        )
-    raise StoreError(told)
+    file.flush()
 
 
 def _is_blank(path: Path) -> bool:
@@ -455,43 +364,20 @@ def _is_blank(path: Path) -> bool:
 
 
 def _create(path: Path, *, exclusive: bool) -> None:
-    """Create an empty store with a single write.
+    """Create an HDF5 file with a single write.
 
-    After a kill there is either a complete store or an empty file. A file created by HDF5 itself could be incomplete
-    then, and impossible to open.
+    After a kill there is either a whole file or an empty one. A file created by HDF5 itself could be incomplete then,
+    and impossible to open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_room(path.parent)
+    with tempfile.TemporaryFile(dir=path.parent) as scratch:
+        allocate(scratch.fileno(), 0, _MARGIN)
     with file_in_memory() as h5:
-        h5.attrs[MARK] = FORMAT
         h5.flush()
         image = h5.id.get_file_image()
     # If another process has just created the file, HDF5 ignores the appended image.
     with path.open("xb" if exclusive else "ab") as file:
         file.write(image)
-
-
-def _opened(path: Path, mode: str) -> SharedFile:
-    shared = SharedFile(*opened(path, mode), writable=mode != "r")
-    _take_part_in_forks()
-    _known[_identity(os.fstat(shared.h5.id.get_vfd_handle()))] = shared
-    return shared
-
-
-@contextmanager
-def _closed_on_failure(file: SharedFile) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        file.close()
-        raise
-
-
-def _mark(h5: Any) -> None:
-    reserve(h5, 0)
-    h5.attrs[MARK] = FORMAT
-    h5.flush()
-    give_back(h5)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -1,308 +1,156 @@
-"""The groups and datasets of this library in an HDF5 file.
-
-Data of other programs is never changed. Other programs may keep settings in the attributes of the file, and their own
-arrays next to ours. This library owns
-
-    /t-<id>           a tensor: a group that contains a definition, or nothing but `MEMBERS`
-    /groups/g-<id>    a group of tensors: a string
-
-and the mark, an attribute of the root. The caller holds the lock of the file.
-"""
+"""Groups and datasets of an HDF5 file, which may be damaged or hostile. The caller holds the lock of the file."""
 
 from __future__ import annotations
 
 import math
-import os
+import re
 import secrets
-from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from infinite_tensor.support.disks import NO_LOCKS, OpenFile, lock, tell_weaker
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
+from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
-DEFINITION = "definition"
-MEMBERS = (DEFINITION, "tiles", "index", "partial")
-"""The members of a tensor's group, in the order of deletion."""
+DEFINITION, TILES, LOGS = MEMBERS = ("definition", "tiles", "partial")
+"""The members of a tensor's group. The group of a `TensorGroup` has a definition only."""
 
-MARK = "infinite_tensor_format"
-"""The root attribute of a store, with the version of the layout."""
+TILE = r"-?\d{1,19}(,-?\d{1,19})*"
+"""The name of a tile, or of the log of a tile."""
 
-FOLDER = "groups"
-"""The HDF5 group for groups of tensors. Foreign data may be there too."""
+_LIBVER = ("v110", "latest")
+"""The format of new objects: a dataset of a single chunk needs no index, and a large group is searched like a tree."""
 
-_OLD_FOLDER = "tensors"
-"""The HDF5 group with everything from versions 0.x. Such versions create the group in every file."""
+_METADATA = 2**25
 
 
 def import_h5py() -> Any:
-    """Import h5py.
-
-    Only HDF5 stores need this package. The ImportError says how to install it.
-    """
+    """Import h5py, which only HDF5 stores need."""
     try:
         return import_module("h5py")
     except ImportError as error:
         raise ImportError("HDF5TileStore needs the package h5py: pip install h5py") from error
 
 
+def open_h5(path: Any, mode: str, **options: Any) -> Any:
+    """Open a file as `h5py.File`, so that new objects get the format `_LIBVER`.
+
+    A file that is written has a large cache of HDF5's own structures, so that only a flush writes them, and a kill
+    between flushes leaves the file as the last flush did.
+    """
+    h5 = import_h5py().File(path, mode, libver=_LIBVER, **options)
+    if mode != "r":
+        cache = h5.id.get_mdc_config()
+        cache.set_initial_size, cache.initial_size, cache.max_size = True, _METADATA, _METADATA
+        cache.min_clean_fraction = 0.0
+        cache.incr_mode = cache.decr_mode = cache.flash_incr_mode = 0
+        h5.id.set_mdc_config(cache)
+    return h5
+
+
 def file_in_memory() -> Any:
     """Create an HDF5 file in memory.
 
-    The file has a random name, because HDF5 refuses to open two files of the same name.
+    The file has a random name, because HDF5 refuses to open two files of the same name. Its header is of the earliest
+    version: with a later one, HDF5 refuses to open a file after a kill.
     """
-    return import_h5py().File(secrets.token_hex(8), "w", driver="core", backing_store=False)
+    name = secrets.token_hex(8)
+    return import_h5py().File(name, "w", driver="core", backing_store=False, libver=("earliest", "latest"))
 
 
-def opened(path: Path, mode: str) -> tuple[Any, OpenFile | None]:
-    """Open an existing HDF5 file, locked against other programs.
-
-    Return the open file, and the file with our own lock where HDF5 has been told not to lock
-    (``HDF5_USE_FILE_LOCKING=FALSE``). Raise BlockingIOError if another program has the file open.
-    """
-    h5py, options = import_h5py(), {}
-    with file_in_memory() as scratch:
-        locks, _ = scratch.id.get_access_plist().get_file_locking()
-    if locks:
-        try:
-            return h5py.File(path, mode), None
-        except OSError as error:
-            # HDF5 itself ignores only one of the errors for missing locks.
-            if error.errno not in NO_LOCKS or "lock" not in str(error):
-                raise
-            options = {"locking": False}
-    # Lock first: just opening and closing a file can damage what another process is writing.
-    own = OpenFile(descriptor := os.open(path, os.O_RDONLY if mode == "r" else os.O_RDWR))
-    try:
-        if not lock(descriptor, wait=False, shared=mode == "r"):
-            lack = "this file system has no locks, so nothing keeps two programs from writing the same file"
-            tell_weaker(path.parent, lack)
-        return h5py.File(path, mode, **options), own
-    except BaseException:
-        own.unlock()
-        raise
+def has(group: Any, name: str) -> bool:
+    """Return whether a group has a member or link of this name."""
+    return bool(group.id.links.exists(name.encode()))
 
 
-def group_at(h5: Any, name: str) -> Any | None:
-    """Return the HDF5 group with a name.
+def group_at(group: Any, name: str) -> Any:
+    """Return the subgroup with a name.
 
-    Return None if there is nothing, a dataset, or a link to another location.
+    Return None if there is nothing, a dataset, or a link to another location, which may belong to another program.
     """
     h5py = import_h5py()
-    found = h5[name] if isinstance(h5.get(name, getlink=True), h5py.HardLink) else None
+    found = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
     return found if isinstance(found, h5py.Group) else None
 
 
-def check_own(group: Any, names: Sequence[str]) -> None:
-    """Check that the members `names` of a group exist and are not links.
+def names_in(group: Any, pattern: str) -> list[str]:
+    """List the members of a group that match a regular expression as a whole. Names not in UTF-8 are bytes."""
+    return [name for name in group if isinstance(name, str) and re.fullmatch(pattern, name)]
 
-    Raise ValueError otherwise. The target of a link may belong to another program.
+
+def put(group: Any, name: str, data: Any) -> None:
+    """Give a finished dataset its name.
+
+    A dataset that has the name is replaced, and stays if there was no room for the new one.
     """
-    for name in names:
-        if not isinstance(group.get(name, getlink=True), import_h5py().HardLink):
-            raise ValueError(f"{group.name}/{name} is missing, or a link to another object")  # noqa: TRY004  (not a type error)
+    if has(group, name):
+        group.id.unlink(name.encode())
+    import_h5py().h5o.link(data, group.id, name.encode())
 
 
-def tensor_at(h5: Any, name: str) -> Any | None:
-    """Return the HDF5 group of a tensor, with or without a definition.
+def check_size(data: Any, most: int) -> None:
+    """Check a dataset, given by its `h5py.h5d.DatasetID`, before it is read.
 
-    Return None if there is no such group.
+    Raise ValueError if the dataset or a chunk has more than `most` bytes after decompression, or if chunks are
+    compressed twice. HDF5 allocates the memory for a whole chunk, however few bytes of the chunk are in the file.
     """
-    group = group_at(h5, name)
-    if group is None:
-        return None
-    names = set(group)
-    return group if DEFINITION in names or (names and names <= set(MEMBERS)) else None
+    h5py, created = import_h5py(), data.get_create_plist()
+    shapes = [data.shape, *([created.get_chunk()] if created.get_layout() == h5py.h5d.CHUNKED else [])]
+    size = max(map(math.prod, shapes)) * data.get_type().get_size()
+    if size > most:
+        raise ValueError(Unreadable.too_large(size, most).reason)
+    filters = {created.get_filter(number)[0]: number for number in range(created.get_nfilters())}
+    harmless = filters.keys() & {h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
+    if created.get_nfilters() > len(harmless) + 1:
+        raise ValueError("it is compressed more than once")
 
 
-def names_in(group: Any) -> list[str]:
-    """List the members of a group, except names not in UTF-8."""
-    return [name for name in group if isinstance(name, str)]
+def content(group: Any, name: str, most: int) -> bytes:
+    """Return the bytes of a dataset with a document or a part of a log.
 
-
-def tensors_in(h5: Any) -> list[str]:
-    """List the HDF5 groups of tensors, with or without a definition."""
-    return [name for name in names_in(h5) if name.startswith(TENSOR) and tensor_at(h5, name) is not None]
-
-
-def delete_members(h5: Any, name: str) -> None:
-    """Delete the members of a tensor's group.
-
-    The group is deleted too, if it is then empty.
-    """
-    group = h5[name]
-    for member in MEMBERS:
-        if member in group:
-            del group[member]
-    if not len(group):
-        del h5[name]
-
-
-def delete_ours(h5: Any) -> None:
-    """Delete everything of this library except the mark.
-
-    A kill leaves a valid store with fewer tensors.
-    """
-    names = tensors_in(h5)
-    for name in names:
-        if DEFINITION in h5[name]:
-            del h5[name][DEFINITION]
-    h5.flush()
-    for name in names:
-        delete_members(h5, name)
-    for name in groups_in(h5):
-        delete_group(h5, name)
-    h5.flush()
-
-
-def is_defined(h5: Any, name: str) -> bool:
-    """Return whether a tensor has a definition, intact or damaged."""
-    group = tensor_at(h5, name)
-    return group is not None and DEFINITION in group
-
-
-def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
-    """Read the document of a tensor or a group.
-
-    Return None if there is no document. Return a ValueError if the document is damaged.
+    Raise ValueError if they cannot be read, or are more than `most`.
     """
     try:
-        if name.startswith(GROUP):
-            found = document_at(h5, name)
-            return None if found is None else document_in(found)
-        group = group_at(h5, name)
-        return None if group is None or DEFINITION not in group else document_in(group[DEFINITION])
+        check_size(group[name].id, most)
+        return np.asarray(group[name][()]).tobytes()
+    except MemoryError:
+        raise
+    except Exception as error:  # (h5py raises any exception on a damaged file)
+        raise ValueError(f"it cannot be read: {error}") from error
+
+
+def document_in(group: Any) -> dict[str, Any] | ValueError | None:
+    """Return the definition in the group of a tensor or of a `TensorGroup`.
+
+    Return None if there is none, and a ValueError if it is damaged.
+    """
+    if group is None or DEFINITION not in group:
+        return None
+    try:
+        return parsed(content(group, DEFINITION, LARGEST_DOCUMENT))
     except ValueError as error:
         return error
 
 
-def document_at(h5: Any, name: str) -> Any | None:
-    """Return the dataset with the definition of a `TensorGroup`.
+def sizes(group: Any) -> list[int]:
+    """Return the stored bytes of each dataset in a group and its subgroups. Links are not followed."""
+    h5py, found = import_h5py(), []
 
-    Return None if there is no such dataset.
-    """
-    h5py, folder = import_h5py(), group_at(h5, FOLDER)
-    hard = folder is not None and isinstance(folder.get(name, getlink=True), h5py.HardLink)
-    found = folder[name] if folder is not None and hard else None
-    is_text = isinstance(found, h5py.Dataset) and found.shape == () and h5py.check_string_dtype(found.dtype) is not None
-    return found if is_text else None
+    def look_at(name: bytes, info: Any) -> None:
+        if info.type == h5py.h5o.TYPE_DATASET:
+            found.append(h5py.h5d.open(group.id, name).get_storage_size())
 
-
-def groups_in(h5: Any) -> list[str]:
-    """List all groups of tensors, intact or damaged."""
-    names = [] if (folder := group_at(h5, FOLDER)) is None else names_in(folder)
-    return [name for name in names if name.startswith(GROUP) and document_at(h5, name) is not None]
+    h5py.h5o.visit(group.id, look_at, info=True)
+    return found
 
 
-def delete_group(h5: Any, name: str) -> None:
-    """Delete a group of tensors.
-
-    The HDF5 group around it is deleted too, if it is then empty.
-    """
-    folder = h5[FOLDER]
-    del folder[name]
-    if not len(folder):
-        del h5[FOLDER]
-
-
-def names_taken(h5: Any) -> list[str]:
-    """List the existing paths with a name reserved for this library.
-
-    Called for a file of another program.
-    """
-    found = [f"/{name}" for name in names_in(h5) if name.startswith(TENSOR)]
-    folder = group_at(h5, FOLDER)
-    if folder is None:
-        return found + [f"/{name}" for name in names_in(h5) if name == FOLDER]
-    return found + [f"/{FOLDER}/{name}" for name in names_in(folder) if name.startswith(GROUP)]
-
-
-def is_of_version_0(h5: Any) -> bool:
-    """Return whether version 0.x of this library has written a file.
-
-    Such a file has a group "tensors", either empty or with tensors.
-    """
-    h5py, folder = import_h5py(), group_at(h5, _OLD_FOLDER)
-    if folder is None:
-        return False
-
-    def look_at(_name: str, item: Any) -> bool | None:
-        found = isinstance(item, h5py.Group) and {"metadata", "tiles"} <= set(item)
-        return True if found else None
-
-    return not len(folder) or folder.visititems(look_at) is not None
-
-
-def is_incarnation(group: Any, incarnation: str) -> bool:
-    """Return whether a tensor's definition has a given incarnation.
-
-    Return False if the definition is missing, or cannot be parsed.
-    """
-    try:
-        return DEFINITION in group and document_in(group[DEFINITION]).get("incarnation") == incarnation
-    except ValueError:
-        return False
-
-
-def put_document(group: Any, name: str, document: str) -> None:
-    """Create a dataset with a document.
-
-    The dataset gets its name only when complete, so an interrupt cannot leave an incomplete document.
-    """
-    group[name] = group.create_dataset(None, data=np.bytes_(document))
-
-
-def replace_definition(group: Any, document: str) -> None:
-    """Replace the definition in the group of a tensor.
-
-    The old definition stays if there is no room for the new one.
-    """
-    new = group.create_dataset(None, data=np.bytes_(document))
-    del group[DEFINITION]
-    group[DEFINITION] = new
-
-
-def check_chunks(dataset: Any, most: int) -> None:
-    """Check the size and the compression of chunks.
-
-    Raise ValueError if chunks are compressed twice, or have more than `most` bytes after decompression. HDF5 allocates
-    the memory for a whole chunk, however few bytes of the chunk are in the file.
-    """
-    if dataset.chunks is not None:
-        _check_bytes(f"a chunk of {dataset.name}", math.prod(dataset.chunks) * dataset.dtype.itemsize, most)
-    h5z, created = import_h5py().h5z, dataset.id.get_create_plist()
-    filters = [created.get_filter(number)[0] for number in range(created.get_nfilters())]
-    if len([each for each in filters if each not in (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)]) > 1:
-        raise ValueError(f"{dataset.name} is compressed more than once")
-
-
-def check_size(dataset: Any, most: int) -> None:
-    """Check the size and the chunks of a dataset, before reading.
-
-    Raise ValueError if the dataset or a chunk has more than `most` bytes after decompression, or if chunks are
-    compressed twice.
-    """
-    _check_bytes(dataset.name, dataset.nbytes, most)
-    check_chunks(dataset, most)
-
-
-def _check_bytes(what: str, size: int, most: int) -> None:
-    if size > most:
-        raise ValueError(f"{what}: {Unreadable.too_large(size, most).reason}")
-
-
-def document_in(dataset: Any) -> dict[str, Any]:
-    """Return the JSON object in a dataset.
-
-    Raise ValueError if the object is damaged.
-    """
-    try:
-        check_size(dataset, LARGEST_DOCUMENT)
-        document = bytes(dataset[()])
-    except Exception as error:  # (h5py raises any exception on a damaged file)
-        raise ValueError(f"it cannot be read: {error}") from error
-    return parsed(document)
+def prune(group: Any, *, complete: bool) -> Garbage:
+    """Delete the logs of the complete, or of the incomplete, tiles in the group of a tensor."""
+    pruned, tiles, logs = Garbage(), group_at(group, TILES), group_at(group, LOGS)
+    for name in () if tiles is None or logs is None else names_in(logs, TILE):
+        if has(tiles, name) is complete and (log := group_at(logs, name)) is not None:
+            parts = sizes(log)
+            pruned += Garbage(len(parts), sum(parts), 0 if complete else 1, 0 if complete else sum(parts))
+            del logs[name]
+    return pruned

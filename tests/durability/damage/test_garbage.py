@@ -200,6 +200,51 @@ def test_a_write_whose_temporary_file_was_swept_is_written_again(tmp_path: Path)
         never.put({"a": b"3"})
 
 
+def test_a_read_only_store_collects_nothing(tmp_path: Path) -> None:
+    filled(ZarrTileStore(tmp_path / "z", tile_size=8))
+    filled(HDF5TileStore(tmp_path / "h.h5", tile_size=8))
+    for store in (ZarrTileStore(tmp_path / "z", mode="r"), HDF5TileStore(tmp_path / "h.h5", mode="r")):
+        with store, pytest.raises(ValidationError, match="read-only"):
+            store.gc()
+
+
+def test_a_group_without_a_definition_is_deleted_from_an_hdf5_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    expected = filled(HDF5TileStore(path, tile_size=8))
+    with h5py.File(path, "r+") as file:
+        ours = file["infinite_tensor"]
+        ours.copy("t-t", "t-killed")
+        del ours["t-killed/definition"]
+        stored = len(ours["t-killed/tiles"]) + sum(map(len, ours["t-killed/partial"].values()))
+        file["notes"] = [1, 2, 3]
+    with HDF5TileStore(path) as store:
+        collected = store.gc()
+        assert collected.objects == stored
+        assert collected.bytes > 0
+        assert store.gc() == EMPTY
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    with h5py.File(path, "r") as file:
+        assert set(file) == {"infinite_tensor", "notes"}
+        assert list(file["infinite_tensor"]) == ["t-t"]
+
+
+def test_a_damaged_definition_keeps_a_tensor_in_an_hdf5_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    expected = filled(HDF5TileStore(path, tile_size=8))
+    with h5py.File(path, "r+") as file:
+        definition = file["infinite_tensor/t-t/definition"][()]
+        del file["infinite_tensor/t-t/definition"]
+        file["infinite_tensor/t-t/definition"] = json.dumps({**json.loads(definition), "version": "damaged"})
+    with HDF5TileStore(path) as store:
+        assert store.gc() == EMPTY
+        assert len(store.verify("t")) == 1
+    with h5py.File(path, "r+") as file:
+        del file["infinite_tensor/t-t/definition"]
+        file["infinite_tensor/t-t/definition"] = definition
+    with HDF5TileStore(path) as store:
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+
+
 def test_a_listing_has_the_keys_of_a_folder(tmp_path: Path) -> None:
     names = set(written(tmp_path, *(f"a/{i}/{j}" for i in range(4) for j in range(5)), "b/1"))
     homes = FileHome(tmp_path), StoreHome(LocalStore(tmp_path)), StoreHome(WrapperStore(LocalStore(tmp_path)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +16,7 @@ import zarr
 
 from infinite_tensor import DamagedDataWarning, HDF5TileStore, StoreError, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.stores.hdf5.files import flip_tile
 from tests.support.building import overlapping
 from tests.support.counting import Counted
 from tests.support.stores import sample
@@ -111,10 +110,10 @@ def _change_definition(path: Path, old: bytes, new: bytes) -> None:
         group_of(path).write_bytes(text.replace(old, new))
         return
     with h5py.File(path / "s.h5", "r+") as file:
-        text = bytes(file["t-t/definition"][()])
+        text = bytes(file["infinite_tensor/t-t/definition"][()])
         assert old in text
-        del file["t-t/definition"]
-        file["t-t/definition"] = np.bytes_(text.replace(old, new))
+        del file["infinite_tensor/t-t/definition"]
+        file["infinite_tensor/t-t/definition"] = np.bytes_(text.replace(old, new))
 
 
 def test_a_damaged_definition_is_an_error_that_says_what_to_do(make: Make, tmp_path: Path) -> None:
@@ -417,77 +416,62 @@ def test_names_that_are_not_of_the_layout_are_no_damage(tmp_path: Path) -> None:
     assert (array / "c/notes.txt").read_text() == "mine"
 
 
-# The slots of an HDF5 file.
+# The datasets of an HDF5 file.
 
 
-def _slots(path: Path) -> dict[tuple[int, ...], int]:
-    with h5py.File(path / "s.h5", "r") as file:
-        rows = file["t-t/index"][()].tolist()
-    return {tuple(row[:-1]): slot for slot, row in enumerate(rows) if row[-1] != -1}
+def _flip(path: Path) -> None:
+    with h5py.File(path / "s.h5", "r+") as file:
+        flip_tile(file["infinite_tensor/t-t/tiles/0,0"])
 
 
-def test_a_damaged_slot_is_left_for_another_one(tmp_path: Path) -> None:
+def _put(path: Path, **dataset: Any) -> None:
+    with h5py.File(path / "s.h5", "r+") as file:
+        tiles = file["infinite_tensor/t-t/tiles"]
+        del tiles["0,0"]
+        tiles.create_dataset("0,0", **dataset)
+
+
+WRONG: dict[str, Callable[[Path], None]] = {
+    "bytes": _flip,
+    "shape": lambda path: _put(path, data=np.ones((8, 9), "f4")),
+    "dtype": lambda path: _put(path, data=np.ones((8, 8), "f8")),
+    "chunks": lambda path: _put(path, shape=(8, 8), dtype="f4", chunks=(8, 8), maxshape=(None, None)),
+    "no dataset": lambda path: _put(path, data="text"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_damaged_dataset_is_computed_again_and_replaced(wrong: str, tmp_path: Path) -> None:
     expected = filled(hdf5_at(tmp_path))
-    (slot,) = _slots(tmp_path).values()
-    with h5py.File(tmp_path / "s.h5", "r+") as file:
-        file["t-t/tiles"][slot] = 0
+    WRONG[wrong](tmp_path)
     with hdf5_at(tmp_path) as store:
-        with pytest.warns(DamagedDataWarning, match="checksum"):
+        (damage,) = store.verify("t")
+        assert (damage.kind, damage.tile, damage.location) == ("tile", (0, 0), "/infinite_tensor/t-t/tiles/0,0")
+        with pytest.warns(DamagedDataWarning, match="tile \\(0, 0\\) of tensor 't' is damaged"):
             assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
         store.flush()
         assert store.verify("t") == []
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
-    (other,) = _slots(tmp_path).values()
-    assert other != slot
 
 
-def test_a_slot_that_a_repair_has_freed_is_used_again(tmp_path: Path) -> None:
-    filled(hdf5_at(tmp_path))
-    (slot,) = _slots(tmp_path).values()
-    with h5py.File(tmp_path / "s.h5", "r+") as file:
-        file["t-t/tiles"][slot] = 0
+def test_a_repair_drops_a_damaged_dataset(tmp_path: Path) -> None:
+    expected = filled(hdf5_at(tmp_path))
+    _flip(tmp_path)
     with hdf5_at(tmp_path) as store:
-        (damage,) = store.verify("t", repair=True)
-        assert (damage.kind, damage.tile, damage.location) == ("tile", (0, 0), f"/t-t/tiles[{slot}]")
+        assert len(store.verify("t", repair=True)) == 1
+        assert store.verify("t") == []
         assert store.tensor_info("t").tiles_complete == 0
-        assert _unused(store, "t")
-        overlapping(store, Counted())[0:8, 0:8]
-    assert _slots(tmp_path) == {(0, 0): slot}
+        assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
 
 
-def _unused(store: HDF5TileStore, tensor_id: str) -> bool:
-    overlapping(store, Counted())
-    return store._read_tiles(tensor_id, [(0, 0)]) == [None]
-
-
-def test_a_tensor_whose_datasets_are_gone_is_listed_and_dropped(tmp_path: Path) -> None:
+def test_a_tensor_whose_groups_are_gone_is_listed_and_dropped(tmp_path: Path) -> None:
     expected = filled(hdf5_at(tmp_path))
     with h5py.File(tmp_path / "s.h5", "r+") as file:
-        del file["t-t/tiles"]
-        file["t-t/tiles"] = np.zeros((1, 3, 3))
+        del file["infinite_tensor/t-t/tiles"]
+        file["infinite_tensor/t-t/tiles"] = np.zeros((1, 3, 3))
     with hdf5_at(tmp_path) as store:
         with pytest.raises(StoreError, match="'t'"):
             overlapping(store, Counted())
         assert [damage.kind for damage in store.verify("t", repair=True)] == ["array"]
         assert store.tensor_ids() == []
         assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
-
-
-def test_an_error_that_is_kept_leaves_the_file_to_other_threads(tmp_path: Path) -> None:
-    expected = filled(hdf5_at(tmp_path))
-    with h5py.File(tmp_path / "s.h5", "r+") as file:
-        file["t-t/partial/7,7#0"] = h5py.SoftLink("/nowhere")
-    found: list[torch.Tensor] = []
-    with hdf5_at(tmp_path) as store:
-        with pytest.raises(StoreError) as kept:
-            store.tensor_info("t")
-        reader = threading.Thread(target=lambda: found.append(store.open("t")[0:9, 0:9]), daemon=True)
-        reader.start()
-        reader.join(20)
-        waiting = reader.is_alive()
-        # Lets go of whatever the error keeps, so that a failure is one and no hang.
-        del kept
-        gc.collect()
-        reader.join()
-    assert not waiting
-    assert torch.equal(found[0], expected)

@@ -23,7 +23,7 @@ from tests.support.reference import same_bits
 from tests.support.stored import sealed
 
 _names = st.sampled_from(list(MAKE))
-_parts = st.sampled_from(["definition", "tiles", "index", "partial"])
+_parts = st.sampled_from(["definition", "tiles", "partial", "tiles/0,0", "partial/0,0", "partial/0,0/0"])
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def _honest_definition(name: str) -> Any:
         path = Path(folder, "s.h5")
         path.write_bytes(_honest_file())
         with h5py.File(path, "r") as h5:
-            return json.loads(h5[f"t-{name}"]["definition"][()])
+            return json.loads(h5[f"infinite_tensor/t-{name}"]["definition"][()])
 
 
 @given(st.data())
@@ -71,18 +71,19 @@ def test_any_definition_in_hdf5_is_refused_or_does_no_harm(data: st.DataObject) 
     with suppress(TypeError, ValueError, AttributeError):
         definition = sealed(definition)
     text = np.bytes_(as_text(definition).encode("utf-8", "surrogatepass"))
-    _check(lambda h5: _replace(h5[f"t-{name}"], "definition", data=text), keeps_definitions=False)
+    _check(lambda h5: _replace(h5[f"infinite_tensor/t-{name}"], "definition", data=text), keeps_definitions=False)
 
 
 @given(st.data())
 def test_any_dataset_in_the_place_of_another_is_refused_or_does_no_harm(data: st.DataObject) -> None:
-    path = f"t-{data.draw(_names)}/{data.draw(_parts)}"
+    path = f"infinite_tensor/t-{data.draw(_names)}/{data.draw(_parts)}"
     what = data.draw(st.sampled_from(["gone", "group", "dataset", "dataset", "text", "link", "empty"]))
     shape = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))
     dtype = data.draw(st.sampled_from(["u1", "i8", "f4", "f8", "c8", "S8", "?"]))
 
     def change(h5: Any) -> None:
-        del h5[path]
+        if path in h5:
+            del h5[path]
         if what == "group":
             h5.create_group(path)
         elif what == "dataset":
@@ -98,24 +99,9 @@ def test_any_dataset_in_the_place_of_another_is_refused_or_does_no_harm(data: st
 
 
 @given(st.data())
-def test_any_table_of_tiles_is_refused_or_does_no_harm(data: st.DataObject) -> None:
-    path = f"t-{data.draw(_names)}/index"
-    row, column = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 2))
-    value = data.draw(st.integers(-2, 9) | st.sampled_from([2**62, 2**63 - 1, -(2**63), 2**31]))
-    length = data.draw(st.none() | st.integers(0, 9) | st.just(10**6))
-
-    def change(h5: Any) -> None:
-        h5[path][row, column] = value
-        if length is not None:
-            h5[path].resize(length, axis=0)
-
-    _check(change)
-
-
-@given(st.data())
 def test_any_log_of_partial_tiles_is_refused_or_does_no_harm(data: st.DataObject) -> None:
-    path = f"t-{data.draw(_names)}/partial"
-    names = st.sampled_from(["0,0#0", "1,0#7", "0,0#-1", "x#0", "0,0", "#", "1_0,0#0", "0,0,0#0", f"{2**70},0#0"])
+    path = f"infinite_tensor/t-{data.draw(_names)}/partial"
+    names = st.sampled_from(["0,0/0", "1,0/7", "0,0/-1", "x/0", "0,0", "0,0/x", "1_0,0/0", "0,0,0/0", f"{2**70},0/0"])
     key = data.draw(names | st.text(st.characters(exclude_characters="/.\0", codec="utf-8"), min_size=1, max_size=9))
     content = np.frombuffer(data.draw(st.binary(max_size=99)), dtype=data.draw(st.sampled_from(["u1", "i1"])))
     _check(lambda h5: _replace(h5[path], key, data=content))

@@ -10,7 +10,6 @@ from itertools import count
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeAlias
 
-import h5py
 import pytest
 import torch
 from hypothesis import given, settings
@@ -202,8 +201,6 @@ def test_no_report_sends_the_control_characters_of_an_id_to_a_terminal(tmp_path:
 def test_no_error_sends_the_control_characters_of_a_foreign_name_to_a_terminal(tmp_path: Path) -> None:
     name = "\x1b[31m\u202e\n"
     (tmp_path / name).write_bytes(b"no image")
-    with h5py.File(tmp_path / "others.h5", "w") as file:
-        file.create_group(f"t-{name}")
 
     class Named:
         def __repr__(self) -> str:
@@ -213,7 +210,6 @@ def test_no_error_sends_the_control_characters_of_a_foreign_name_to_a_terminal(t
         lambda: from_image(tmp_path / name),
         lambda: from_raster(tmp_path / name),
         lambda: TensorBlob.open(tmp_path / f"{name}none"),
-        lambda: HDF5TileStore(tmp_path / "others.h5"),
         lambda: from_array(Named()),
     ]
     for attempt in attempts:

@@ -13,7 +13,7 @@ from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, sl
 
 
 def make_theirs(path: Path, **options: Any) -> None:
-    """A file as programs write them: settings, arrays of all kinds, and a folder that has the name of one of ours."""
+    """A file as programs write them: settings, and arrays of all kinds."""
     with h5py.File(path, "w", **options) as h5:
         h5.attrs["SETTINGS"] = '{"seed": 7}'
         h5.attrs["scale"] = np.array([0.5, 2.0])
@@ -28,15 +28,14 @@ def theirs(path: Path) -> dict[str, Any]:
     """All that is in a file, but what this library names its own."""
     with h5py.File(path, "r") as h5:
         found: dict[str, Any] = {f"@{key}": _plain(value) for key, value in h5.attrs.items()}
-        found.pop("@infinite_tensor_format", None)
         names: list[str] = []
         h5.visit(names.append)
         for name in names:
             item = h5[name]
-            if not name.startswith(("t-", "groups/g-")):
+            if name.partition("/")[0] != "infinite_tensor":
                 found[name] = _plain(item[()]) if isinstance(item, h5py.Dataset) else None
                 found |= {f"{name}@{key}": _plain(value) for key, value in item.attrs.items()}
-        links = {name: h5.get(name, getlink=True) for name in h5 if not name.startswith("t-")}
+        links = {name: h5.get(name, getlink=True) for name in h5}
         return found | {f"->{name}": link.path for name, link in links.items() if isinstance(link, h5py.SoftLink)}
 
 
@@ -58,6 +57,13 @@ def tensor(store: TileStore, tensor_id: str = "map") -> InfiniteTensor:
 def pixels(store: TileStore, tensor_id: str = "map") -> list[list[float]]:
     """Of a complete tile of 8 by 8, and three that are partial."""
     return [[float(value) for value in row] for row in tensor(store, tensor_id)[PLACE]]
+
+
+def flip_tile(dataset: Any) -> None:
+    """Change a bit of the stored bytes of a tile, a dataset of one chunk."""
+    at = (0,) * dataset.ndim
+    mask, data = dataset.id.read_direct_chunk(at)
+    dataset.id.write_direct_chunk(at, bytes([data[0] ^ 0x10]) + data[1:], mask)
 
 
 PLACE = sl[0:12:4, -4:8:4]

@@ -47,7 +47,7 @@ def test_no_file_is_made_where_it_has_vanished(mode: Any, path: Path) -> None:
     path.unlink()
     for _ in range(2):
         with (
-            pytest.raises(StoreError, match=r"its file is gone; HDF5TileStore\(...\) with mode 'a' or 'w' creates"),
+            pytest.raises(StoreError, match="there is no store; mode 'a' or 'w' creates one in a new file"),
             store,
         ):
             pass
@@ -85,7 +85,7 @@ def test_results_do_not_go_to_a_file_that_another_one_has_replaced(path: Path) -
 def test_a_file_that_is_not_hdf5_any_more_is_left_alone(content: bytes, mode: Any, path: Path) -> None:
     store = closed(path, mode)
     path.write_bytes(content)
-    with pytest.raises(StoreError, match="the file is not an HDF5 file"), store:
+    with pytest.raises(StoreError, match=r"the file is not an HDF5 file|there is an empty file, but no store"), store:
         pass
     assert path.read_bytes() == content
 
@@ -93,7 +93,7 @@ def test_a_file_that_is_not_hdf5_any_more_is_left_alone(content: bytes, mode: An
 def test_it_opens_once_its_file_is_back(path: Path) -> None:
     store = closed(path, "r+")
     path.rename(path.with_suffix(".bak"))
-    with pytest.raises(StoreError, match="its file is gone"), store:
+    with pytest.raises(StoreError, match="there is no store"), store:
         pass
     path.with_suffix(".bak").rename(path)
     with store:
