@@ -20,15 +20,7 @@ from typing import Any
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.disks import NO_LOCKS, OpenFile, allocate, lock, tell_weaker
 from infinite_tensor.support.forks import Lock, renew_in_children
-from infinite_tensor_stores.hdf5.members import (
-    MEMBERS,
-    file_in_memory,
-    group_at,
-    has,
-    import_h5py,
-    names_in,
-    open_h5,
-)
+from infinite_tensor_stores.hdf5 import members
 from infinite_tensor_stores.targets import check_format, check_found, check_writable
 
 ROOT = "infinite_tensor"
@@ -58,7 +50,7 @@ class SharedFile:
 
     def __init__(self, path: Path, mode: str) -> None:
         self.h5, self._own_lock = _opened(path, mode)
-        self.root = group_at(self.h5, ROOT)
+        self.root = members.group_at(self.h5, ROOT)
         self.writable = mode != "r"
         self.lock = threading.RLock()
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
@@ -147,13 +139,13 @@ class SharedFile:
 
         The definition is deleted first: after an interrupt, the rest is garbage.
         """
-        group = group_at(self.root, name)
-        for member in MEMBERS if group is not None else ():
-            if has(group, member):
+        group = members.group_at(self.root, name)
+        for member in members.MEMBERS if group is not None else ():
+            if members.has(group, member):
                 # A store with the tensor in use keeps the group open, but not its members.
                 del group[member]
                 self.flush()
-        if has(self.root, name):
+        if members.has(self.root, name):
             del self.root[name]
 
     def close(self) -> None:
@@ -268,7 +260,7 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
             "ZarrTileStore between processes"
         ) from error
     except Exception as error:  # (h5py raises any exception on a damaged file)
-        if os.path.isfile(path) and not import_h5py().is_hdf5(path):  # noqa: PTH113  (`Path.is_file` raises for too long a name)
+        if os.path.isfile(path) and not members.import_h5py().is_hdf5(path):  # noqa: PTH113  (`Path.is_file` raises for too long a name)
             raise StoreError(f"{owner}: the file is not an HDF5 file; choose another path") from error
         raise StoreError(f"{owner} cannot be opened: {type(error).__name__}: {error}") from error
 
@@ -280,11 +272,11 @@ def _opened(path: Path, mode: str) -> tuple[Any, OpenFile | None]:
     (``HDF5_USE_FILE_LOCKING=FALSE``).
     """
     options: dict[str, Any] = {}
-    with file_in_memory() as scratch:
+    with members.file_in_memory() as scratch:
         locks, _ = scratch.id.get_access_plist().get_file_locking()
     if locks:
         try:
-            return open_h5(path, mode), None
+            return members.open_h5(path, mode), None
         except OSError as error:
             # HDF5 itself ignores only one of the errors for missing locks.
             if error.errno not in NO_LOCKS or "lock" not in str(error):
@@ -296,7 +288,7 @@ def _opened(path: Path, mode: str) -> tuple[Any, OpenFile | None]:
         if not lock(descriptor, wait=False, shared=mode == "r"):
             lack = "this file system has no locks, so nothing keeps two programs from writing the same file"
             tell_weaker(path.parent, lack)
-        return open_h5(path, mode, **options), own
+        return members.open_h5(path, mode, **options), own
     except BaseException:
         own.unlock()
         raise
@@ -324,7 +316,7 @@ def _look(path: Path, owner: object, mode: str) -> None:
                 f"{owner}: the file was written by version 0.x or a pre-release of this library, and its format is not "
                 "read; choose another path, or import a tensor of version 0.4 with examples/take_over_04.py"
             )
-        if not has(file.h5, ROOT):
+        if not members.has(file.h5, ROOT):
             check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
             return
         version = None if file.root is None else file.root.attrs.get("format")
@@ -334,7 +326,7 @@ def _look(path: Path, owner: object, mode: str) -> None:
 
 def _is_of_version_0(h5: Any) -> bool:
     """Return whether a file has a group "tensors", either empty or with tensors of version 0.x."""
-    folder = group_at(h5, "tensors")
+    folder = members.group_at(h5, "tensors")
     found: set[str] = set()
     if folder is not None:
         folder.visit(lambda name: found.add(name.rpartition("/")[2]))
@@ -351,7 +343,7 @@ def _prepare(file: SharedFile, mode: str, owner: object) -> None:
             file.h5[ROOT] = file.root = root
     elif mode == "w":
         with file.changing(owner):
-            for name in names_in(file.root, "[tg]-.*"):
+            for name in members.names_in(file.root, "[tg]-.*"):
                 file.delete(name)
     else:
         return
@@ -372,7 +364,7 @@ def _create(path: Path, *, exclusive: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path.parent) as scratch:
         allocate(scratch.fileno(), 0, _MARGIN)
-    with file_in_memory() as h5:
+    with members.file_in_memory() as h5:
         h5.flush()
         image = h5.id.get_file_image()
     # If another process has just created the file, HDF5 ignores the appended image.

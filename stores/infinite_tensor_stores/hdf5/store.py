@@ -15,21 +15,8 @@ from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, Ten
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, name_of
 from infinite_tensor_stores.handles import HandleStore
+from infinite_tensor_stores.hdf5 import members
 from infinite_tensor_stores.hdf5.file import ROOT, SharedFile, check_place, leave_file, open_file
-from infinite_tensor_stores.hdf5.members import (
-    DEFINITION,
-    LOGS,
-    TILE,
-    TILES,
-    document_in,
-    file_in_memory,
-    group_at,
-    has,
-    names_in,
-    prune,
-    put,
-    sizes,
-)
 from infinite_tensor_stores.hdf5.tensor import HDF5Tensor
 from infinite_tensor_stores.targets import MODES, Mode, absolute, check_mode, local_path, shown
 
@@ -191,26 +178,26 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         if (file := self._begun()) is None:
             return [None] * len(names)
         with file.opened(self) as root:
-            return [document_in(group_at(root, name)) for name in names]
+            return [members.document_in(members.group_at(root, name)) for name in names]
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
         data = _as_text(document)
         file = self._writable()
         with file.changing(self, data.nbytes) as root:
-            if document_in(group_at(root, name)) is None:
+            if members.document_in(members.group_at(root, name)) is None:
                 # There may be remains of a tensor whose deletion was interrupted.
                 file.delete(name)
                 group = root.create_group(name)
-                for folder in (TILES, LOGS) if name.startswith(TENSOR) else ():
+                for folder in (members.TILES, members.LOGS) if name.startswith(TENSOR) else ():
                     group.create_group(folder)
-                put(group, DEFINITION, group.create_dataset(None, data=data).id)
+                members.put(group, members.DEFINITION, group.create_dataset(None, data=data).id)
 
     def _replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
         data = _as_text(new)
         with self._writable().changing(self, data.nbytes) as root:
-            group = group_at(root, name)
-            if document_in(group) == old:
-                put(group, DEFINITION, group.create_dataset(None, data=data).id)
+            group = members.group_at(root, name)
+            if members.document_in(group) == old:
+                members.put(group, members.DEFINITION, group.create_dataset(None, data=data).id)
 
     def _delete_document(self, name: str) -> None:
         if (file := self._begun()) is not None:
@@ -221,10 +208,10 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         if (file := self._begun()) is None:
             return []
         with file.opened(self) as root:
-            return names_in(root, f"{kind}.*")
+            return members.names_in(root, f"{kind}.*")
 
     def _document_path(self, name: str) -> str:
-        return f"/{ROOT}/{name}/{DEFINITION}"
+        return f"/{ROOT}/{name}/{members.DEFINITION}"
 
     # Tensors.
 
@@ -236,14 +223,14 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         file, name = self._opened_file(), name_of(tensor_id)
         with file.opened(self) as root:
-            tiles, logs = root[name][TILES], root[name][LOGS]
-            begun = sum(not has(tiles, tile) for tile in names_in(logs, TILE))
-            stored = sum(sizes(tiles)) + sum(sizes(logs))
+            tiles, logs = root[name][members.TILES], root[name][members.LOGS]
+            begun = sum(not members.has(tiles, tile) for tile in members.names_in(logs, members.TILE))
+            stored = sum(members.sizes(tiles)) + sum(members.sizes(logs))
             return TensorInfo(tensor_id, definition, len(tiles), begun, stored, tiles.name)
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002
         with self._opened_file().opened(self) as root:
-            return StoredSize(len(root[name_of(tensor_id)][TILES]), None)
+            return StoredSize(len(root[name_of(tensor_id)][members.TILES]), None)
 
     def _damages(self, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
         try:
@@ -269,14 +256,14 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             return collected
         with file.changing(self) as root:
             file.flush()
-            for name in names_in(root, f"({TENSOR}|{GROUP}).*"):
-                group = group_at(root, name)
+            for name in members.names_in(root, f"({TENSOR}|{GROUP}).*"):
+                group = members.group_at(root, name)
                 if group is None:
                     continue
-                if has(group, DEFINITION):
-                    collected += prune(group, complete=complete)
+                if members.has(group, members.DEFINITION):
+                    collected += members.prune(group, complete=complete)
                 elif complete:
-                    collected += Garbage(len(found := sizes(group)), sum(found))
+                    collected += Garbage(len(found := members.sizes(group)), sum(found))
                     file.delete(name)
             file.flush()
         return collected
@@ -288,9 +275,9 @@ def _filters(compression: Any, options: Any) -> Any:
     if isinstance(compression, str | int) and compression not in ("lzf", *range(10)):
         filters["compression_opts"] = options
     try:
-        with file_in_memory() as scratch:
+        with members.file_in_memory() as scratch:
             return scratch.create_dataset(
-                TILES, shape=(1,), chunks=(1,), dtype="u1", fletcher32=True, **filters
+                members.TILES, shape=(1,), chunks=(1,), dtype="u1", fletcher32=True, **filters
             ).id.get_create_plist()
     except (ValueError, TypeError) as error:
         raise ValidationError(f"compression {compression!r} with {options!r} does not work: {error}") from error

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +21,8 @@ from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.documents import largest_part, layout_of, name_of
 from infinite_tensor.values.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.handles import TensorHandle
+from infinite_tensor_stores.hdf5 import members
 from infinite_tensor_stores.hdf5.file import SharedFile
-from infinite_tensor_stores.hdf5.members import (
-    LOGS,
-    TILE,
-    TILES,
-    check_size,
-    content,
-    document_in,
-    group_at,
-    has,
-    import_h5py,
-    names_in,
-    put,
-)
 
 Block: TypeAlias = npt.NDArray[Any]
 
@@ -79,7 +67,7 @@ class HDF5Tensor(TensorHandle):
     ) -> None:
         tensor, layout = layout_of(definition)
         super().__init__(definition["tensor_id"], layout, owner)
-        self._file, self._flush_interval, self._h5py = file, flush_interval, import_h5py()
+        self._file, self._flush_interval, self._h5py = file, flush_interval, members.import_h5py()
         self._most = largest_part(tensor, layout)
         self._dtype = np.dtype(stored_dtype(layout.dtype))
         self._type = self._h5py.h5t.py_create(self._dtype, logical=True)
@@ -90,12 +78,12 @@ class HDF5Tensor(TensorHandle):
         self._access = self._h5py.h5p.create(self._h5py.h5p.DATASET_ACCESS)
         self._access.set_chunk_cache(1, 0, 1.0)
         with file.opened(owner) as root:
-            self._group = group_at(root, name_of(self.tensor_id))
-            stored = document_in(self._group)
+            self._group = members.group_at(root, name_of(self.tensor_id))
+            stored = members.document_in(self._group)
             if not isinstance(stored, dict) or stored.get("incarnation") != definition["incarnation"]:
                 raise OSError("the tensor has just been cleared elsewhere; try again")
-            for name in (TILES, LOGS):
-                if group_at(self._group, name) is None:
+            for name in (members.TILES, members.LOGS):
+                if members.group_at(self._group, name) is None:
                     raise ValueError(f"{self._group.name}/{name} is missing, or is not an HDF5 group of its own")
         self._place = f"{self._group.name}/{definition['incarnation']}"
 
@@ -104,7 +92,7 @@ class HDF5Tensor(TensorHandle):
         found: list[torch.Tensor | None] = []
         for batch in self._batches(tiles):
             with self._file.opened(self.owner):
-                blocks = [self._read(f"{TILES}/{_name(tile)}") for tile in batch]
+                blocks = [self._read(_tile_path(tile)) for tile in batch]
             found += map(self.tile_from, batch, blocks)
         return found
 
@@ -116,7 +104,7 @@ class HDF5Tensor(TensorHandle):
     def _read(self, name: str) -> Block | Exception | None:
         """Read the block of a tile, or return None for a missing tile, and an exception for a damaged one."""
         try:
-            return self._block(name) if has(self._group, name) else None
+            return self._block(name) if members.has(self._group, name) else None
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (h5py raises any exception on a damaged file)
@@ -128,7 +116,7 @@ class HDF5Tensor(TensorHandle):
             raise ValueError(f"{data.dtype} of shape {data.shape}, not {self._dtype} of {self.layout.tile_shape}")
         created = data.get_create_plist()
         if not created.equal(self._known):
-            check_size(data, self.layout.tile_bytes)
+            members.check_size(data, self.layout.tile_bytes)
             self._known = created
         if not data.get_storage_size():
             # HDF5 would return zeros.
@@ -147,7 +135,7 @@ class HDF5Tensor(TensorHandle):
                     new = None, self._type, self._space, self._created
                     data = self._h5py.h5d.create(self._group.id, *new, dapl=self._access)
                     data.write(everything, everything, np.ascontiguousarray(to_stored(tiles[tile])), self._type)
-                    put(self._group, f"{TILES}/{_name(tile)}", data)
+                    members.put(self._group, _tile_path(tile), data)
         self._file.flush(older_than=self._flush_interval)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
@@ -160,19 +148,26 @@ class HDF5Tensor(TensorHandle):
                 self._check_there()
             elif self._is_gone:
                 return [None] * len(tiles)
-            logs = [{} if has(self._group, f"{TILES}/{_name(tile)}") else self._log(_name(tile)) for tile in tiles]
-        places = [self._place_of(tile) for tile in tiles]
-        return [self.partial_from(place, list(log.values())) for place, log in zip(places, logs, strict=True)]
+            logs = [self._log(tile) for tile in tiles]
+        return [self.partial_from(self._place_of(tile), log) for tile, log in zip(tiles, logs, strict=True)]
 
-    def _log(self, tile: str) -> dict[str, bytes | Exception]:
-        """Return the parts of a log by name. A damaged part is an exception."""
-        log, parts = group_at(self._group, f"{LOGS}/{tile}"), dict[str, bytes | Exception]()
-        for name in [] if log is None else sorted(names_in(log, _PART), key=int):
+    def _parts(self, path: str) -> list[str]:
+        """Return the paths of the parts of a log, in the order of writing."""
+        log = members.group_at(self._group, path)
+        if log is None:
+            # What is not an HDF5 group cannot be read, and so is a damaged part.
+            return [path] if members.has(self._group, path) else []
+        return [f"{path}/{name}" for name in sorted(members.names_in(log, _PART), key=int)]
+
+    def _log(self, tile: Index) -> list[bytes | Exception]:
+        """Return the parts of the log of an incomplete tile. A damaged part is an exception."""
+        log: list[bytes | Exception] = []
+        for path in [] if members.has(self._group, _tile_path(tile)) else self._parts(_log_path(tile)):
             try:
-                parts[name] = content(log, name, self._most)
+                log.append(members.content(self._group, path, self._most))
             except ValueError as error:
-                parts[name] = error
-        return parts
+                log.append(error)
+        return log
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
         """Add a part to the log of each tile.
@@ -181,27 +176,27 @@ class HDF5Tensor(TensorHandle):
         complete, because only then is the tile safe in the file.
         """
         for tile, part in partials.items():
-            name = f"{LOGS}/{_name(tile)}"
+            path = _log_path(tile)
             data = None if part is None else np.frombuffer(part.to_bytes(self._place_of(tile)), np.uint8)
             with self._changing(None if data is None else data.nbytes):
                 if data is not None:
-                    log = self._group.require_group(name)
-                    number = max(map(int, names_in(log, _PART)), default=-1) + 1
-                    put(log, str(number), log.create_dataset(None, data=data).id)
-                elif has(self._group, f"{TILES}/{_name(tile)}"):
+                    log, parts = self._group.require_group(path), self._parts(path)
+                    number = int(parts[-1].rpartition("/")[2]) + 1 if parts else 0
+                    members.put(log, str(number), log.create_dataset(None, data=data).id)
+                elif members.has(self._group, _tile_path(tile)):
                     own = name_of(self.tensor_id)
-                    self._file.ended.add((f"{own}/{name}", f"{own}/{TILES}/{_name(tile)}"))
-                elif has(self._group, name):
-                    del self._group[name]
+                    self._file.ended.add((f"{own}/{path}", f"{own}/{_tile_path(tile)}"))
+                elif members.has(self._group, path):
+                    del self._group[path]
         self._file.flush(older_than=self._flush_interval)
 
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
         """Delete the data of tiles, complete or partial."""
         with self._changing(0):
             self._group.attrs["drops"] = secrets.token_hex(8)
-            for name in [f"{folder}/{_name(tile)}" for folder in (LOGS, TILES) for tile in tiles]:
-                if has(self._group, name):
-                    del self._group[name]
+            for path in [*map(_log_path, tiles), *map(_tile_path, tiles)]:
+                if members.has(self._group, path):
+                    del self._group[path]
 
     def generation(self) -> str:
         """Return a text that changes whenever tiles are deleted."""
@@ -211,7 +206,7 @@ class HDF5Tensor(TensorHandle):
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Return for each tile whether it is complete."""
         with self._file.opened(self.owner):
-            return [not self._is_gone and has(self._group, f"{TILES}/{_name(tile)}") for tile in tiles]
+            return [not self._is_gone and members.has(self._group, _tile_path(tile)) for tile in tiles]
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """Find complete tiles and logs in a box of tiles.
@@ -219,15 +214,15 @@ class HDF5Tensor(TensorHandle):
         Return the set of complete tiles, and the set of tiles with a log.
         """
         with self._file.opened(self.owner):
-            return self._within(TILES, low, high), self._within(LOGS, low, high)
+            return self._within(members.TILES, low, high), self._within(members.LOGS, low, high)
 
     def _within(self, folder: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
         if self._is_gone:
             return set()
         group = self._group[folder]
         if math.prod(b - a for a, b in zip(low, high, strict=True)) <= len(group):
-            return {tile for tile in itertools.product(*map(range, low, high)) if has(group, _name(tile))}
-        found = map(_tile, names_in(group, TILE))
+            return {tile for tile in itertools.product(*map(range, low, high)) if members.has(group, _name(tile))}
+        found = map(_tile, members.names_in(group, members.TILE))
         return {tile for tile in found if len(tile) == len(low) and inside(tile, low, high)}
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
@@ -236,33 +231,28 @@ class HDF5Tensor(TensorHandle):
         If `repair` is True, damaged data is deleted.
         """
         with self._file.opened(self.owner):
-            listed = [(folder, name) for folder in (TILES, LOGS) for name in names_in(self._group[folder], TILE)]
-        for folder, name in listed:
+            tiles, logs = (members.names_in(self._group[each], members.TILE) for each in (members.TILES, members.LOGS))
+            listed = [(name, f"{members.TILES}/{name}") for name in tiles]
+            listed += [(name, path) for name in logs for path in self._parts(f"{members.LOGS}/{name}")]
+        for name, path in listed:
             with self._changing(0) if repair else self._file.opened(self.owner):
-                found = self._wrong_with(folder, name)
-                for member in found if repair else ():
-                    del self._group[member]
-            kind = "tile" if folder == TILES else "partial"
-            for member, reason in found.items():
-                yield Damage(kind, _tile(name), f"{self._group.name}/{member}", str(reason))
+                reason = self._wrong_with(_tile(name), path)
+                if reason is not None and repair:
+                    del self._group[path]
+            if reason is not None:
+                kind: Literal["tile", "partial"] = "tile" if path.startswith(members.TILES) else "partial"
+                yield Damage(kind, _tile(name), f"{self._group.name}/{path}", str(reason))
 
-    def _wrong_with(self, folder: str, name: str) -> dict[str, Exception]:
-        """Return what is wrong with a tile or the parts of a log, by path in the group."""
-        path = f"{folder}/{name}"
-        if folder == TILES:
+    def _wrong_with(self, tile: Index, path: str) -> Exception | None:
+        if path.startswith(members.TILES):
             block = self._read(path)
-            return {path: block} if isinstance(block, Exception) else {}
-        if group_at(self._group, path) is None:
-            return {path: ValueError("it is not an HDF5 group")} if has(self._group, path) else {}
-        found = {}
-        for number, part in self._log(name).items():
-            try:
-                if isinstance(part, Exception):
-                    raise part
-                PartialTile.from_bytes(part, self._place_of(_tile(name)))
-            except ValueError as error:
-                found[f"{path}/{number}"] = error
-        return found
+            return block if isinstance(block, Exception) else None
+        try:
+            if members.has(self._group, path):
+                PartialTile.from_bytes(members.content(self._group, path, self._most), self._place_of(tile))
+        except ValueError as error:
+            return error
+        return None
 
     def _place_of(self, tile: Index) -> str:
         return f"{self._place}/{_name(tile)}"
@@ -284,7 +274,7 @@ class HDF5Tensor(TensorHandle):
         if self._file.vanished:
             replaced = Path(self._file.h5.filename).exists()
         elif self._is_gone:
-            replaced = document_in(group_at(self._file.root, name_of(self.tensor_id))) is not None
+            replaced = members.document_in(members.group_at(self._file.root, name_of(self.tensor_id))) is not None
         else:
             return
         raise (remade_elsewhere if replaced else cleared_elsewhere)(self.owner, self.tensor_id)
@@ -292,6 +282,14 @@ class HDF5Tensor(TensorHandle):
 
 def _name(tile: Index) -> str:
     return ",".join(map(str, tile))
+
+
+def _tile_path(tile: Index) -> str:
+    return f"{members.TILES}/{_name(tile)}"
+
+
+def _log_path(tile: Index) -> str:
+    return f"{members.LOGS}/{_name(tile)}"
 
 
 def _tile(name: str) -> Index:
