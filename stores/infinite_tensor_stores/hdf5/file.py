@@ -91,8 +91,8 @@ class SharedFile:
             yield self.root
 
     @contextmanager
-    def changing(self, owner: object, nbytes: int | None = 0) -> Iterator[Any]:
-        """Lock the open file for a change, with disk space for `nbytes` bytes of data.
+    def changing(self, owner: object, nbytes: int | None = 0, count: int = 1) -> Iterator[Any]:
+        """Lock the open file for `count` changes, with disk space for `nbytes` bytes of data.
 
         If `nbytes` is None, the space is not checked, so that data can be deleted on a full disk. Raise OSError if the
         disk is full, and StoreError in a forked child, because only its parent may write.
@@ -105,7 +105,7 @@ class SharedFile:
         with self.opened(owner) as root:
             if nbytes is not None:
                 self.reserve(nbytes)
-            self._changes += 1 + (nbytes or 0) // 2**10
+            self._changes += count
             yield root
 
     def reserve(self, nbytes: int) -> None:

@@ -26,7 +26,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     Only one process can open the file at a time, because HDF5 locks it. Within a process, stores of the same file share
     it, and the last store that is closed closes the file. After `flush` or `close` the data is safe in the file. Later
-    data may be lost if the process is killed. A kill in the middle of a write can damage the whole file; this cannot
+    data may be lost if the process is killed. A kill in the middle of a flush can damage the whole file; this cannot
     happen with `ZarrTileStore`. A process that was forked while a store was open can read from it but not write.
 
     Parameters
@@ -40,8 +40,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         ``r+`` and ``w`` also add a store to an HDF5 file of another program, whose attributes, groups and datasets stay
         unchanged.
     compression : str, int or None
-        How new tensors are compressed, with the names of h5py; bytes are shuffled first. None stores tiles
-        uncompressed.
+        How tiles are compressed, with the names of h5py; bytes are shuffled first. None stores tiles uncompressed.
     compression_opts : object
         The options of `compression`, as in h5py.
     tile_size : int or tuple of int, optional

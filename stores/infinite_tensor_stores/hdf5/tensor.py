@@ -130,7 +130,7 @@ class HDF5Tensor(TensorHandle):
         """Store complete tiles."""
         everything = self._h5py.h5s.ALL
         for batch in self._batches(list(tiles)):
-            with self._changing(len(batch) * self.layout.tile_bytes):
+            with self._changing(len(batch) * self.layout.tile_bytes, len(batch)):
                 for tile in batch:
                     new = None, self._type, self._space, self._created
                     data = self._h5py.h5d.create(self._group.id, *new, dapl=self._access)
@@ -263,9 +263,9 @@ class HDF5Tensor(TensorHandle):
         return not self._h5py.h5o.get_info(self._group.id).rc
 
     @contextmanager
-    def _changing(self, nbytes: int | None) -> Iterator[None]:
-        """Hold the lock of the file during a change, as in `SharedFile.changing`."""
-        with self._file.changing(self.owner, nbytes):
+    def _changing(self, nbytes: int | None, count: int = 1) -> Iterator[None]:
+        """Hold the lock of the file during changes, as in `SharedFile.changing`."""
+        with self._file.changing(self.owner, nbytes, count):
             self._check_there()
             yield
 

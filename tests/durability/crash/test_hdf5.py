@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 
 from infinite_tensor import HDF5TileStore, TensorGroup
 from tests.durability.crash.victims import fill_and_idle
@@ -32,6 +33,37 @@ def test_a_file_holds_all_that_was_flushed_after_kills_while_idle(tmp_path: Path
         assert witness.flushed
         witness.check()
     witness.fill()
+
+
+def _write(store: HDF5TileStore, row: int) -> None:
+    """Write so many tiles that their structures do not fit into HDF5's usual cache."""
+    block = torch.ones(8, 8)
+    for begin in range(0, 15_000, 1000):
+        store._write_tiles("map", {(row, begin + number): block for number in range(1000)})
+
+
+def _write_and_die(path: Path) -> None:
+    enter_child()
+    store = HDF5TileStore(path, tile_size=8, compression=None, flush_interval=1e9)
+    t = tensor(store)
+    t[0:128, 0:128]
+    store.flush()
+    _write(store, 100)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_kill_between_flushes_leaves_the_file_as_the_last_flush_did(tmp_path: Path) -> None:
+    path = tmp_path / "store.h5"
+    assert exit_code(_write_and_die, path) == -signal.SIGKILL
+    with HDF5TileStore(path, tile_size=8, compression=None) as store:
+        t = tensor(store)
+        _write(store, 200)
+    with HDF5TileStore(path, "r") as store:
+        assert store.verify("map") == []
+        found = store.open("map")[0:128:4, 0:128:4].tolist()
+        assert found == [[100.0 * y + x for x in range(32)] for y in range(32)]
+        assert t is not None
 
 
 def _nothing(_path: Path) -> None:
