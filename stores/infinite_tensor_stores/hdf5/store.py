@@ -152,9 +152,13 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def _vanished(self) -> bool:
         return not self._is_new and self._opened_file().vanished
 
+    @property
+    def _is_begun(self) -> bool:
+        return not self._is_new or os.path.lexists(self._path)
+
     def _begun(self) -> SharedFile | None:
         """Return the file, or None if neither this store nor another has created it."""
-        if self._is_new and not os.path.lexists(self._path):
+        if not self._is_begun:
             return None
         file = self._writable()
         if file.vanished:
@@ -199,7 +203,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 members.put(group, members.DEFINITION, group.create_dataset(None, data=data).id)
 
     def _delete_document(self, name: str) -> None:
-        if (file := self._begun()) is not None:
+        if self._is_begun:
+            file = self._writable()
             with file.changing(self, None):
                 file.delete(name)
 
