@@ -73,7 +73,7 @@ class TestHDF5(_Sampled):
 
     def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
         with h5py.File(location, "r+") as file:
-            flip_tile(file[f"infinite_tensor/t-{tensor_id}/tiles/{','.join(map(str, tile))}"])
+            flip_tile(file[f"infinite_tensor/t-{tensor_id}/{','.join(map(str, tile))}"])
 
 
 class TestSQLite(_Sampled):

@@ -6,20 +6,21 @@ interpreter. So disk space is allocated before each change.
 
 from __future__ import annotations
 
-import functools
 import os
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import h5py
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.disks import NO_LOCKS, OpenFile, allocate, lock, tell_weaker
 from infinite_tensor.support.forks import Lock, renew_in_children
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor_stores.hdf5 import members
 from infinite_tensor_stores.targets import check_format, check_found, check_writable
 
@@ -50,14 +51,15 @@ class SharedFile:
 
     def __init__(self, path: Path, mode: str) -> None:
         self.h5, self._own_lock = _opened(path, mode)
+        self.descriptor = self.h5.id.get_vfd_handle()
         self.root = members.group_at(self.h5, ROOT)
         self.writable = mode != "r"
         self.lock = threading.RLock()
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.process = os.getpid()
-        self.ended: set[tuple[str, str]] = set()
+        self.ended: list[tuple[Any, str]] = []
+        self._groups: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._changes, self._flushed = 0, time.monotonic()
-        _take_part_in_forks()
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
@@ -71,7 +73,7 @@ class SharedFile:
 
         Data written after that is lost.
         """
-        own = os.fstat(self.h5.id.get_vfd_handle())
+        own = os.fstat(self.descriptor)
         try:
             # Some file systems do not count links, so compare the path.
             return not os.path.samestat(own, Path(self.h5.filename).stat())
@@ -91,8 +93,8 @@ class SharedFile:
             yield self.root
 
     @contextmanager
-    def changing(self, owner: object, nbytes: int | None = 0, count: int = 1) -> Iterator[Any]:
-        """Lock the open file for `count` changes, with disk space for `nbytes` bytes of data.
+    def changing(self, owner: object, nbytes: int | None = 0) -> Iterator[Any]:
+        """Lock the open file for a change, with disk space for `nbytes` bytes of data.
 
         If `nbytes` is None, the space is not checked, so that data can be deleted on a full disk. Raise OSError if the
         disk is full, and StoreError in a forked child, because only its parent may write.
@@ -105,17 +107,17 @@ class SharedFile:
         with self.opened(owner) as root:
             if nbytes is not None:
                 self.reserve(nbytes)
-            self._changes += count
+            self._changes += 1
             yield root
 
     def reserve(self, nbytes: int) -> None:
         """Allocate disk space for `nbytes` more bytes of data. Raise OSError if the disk is full."""
-        descriptor, end = self.h5.id.get_vfd_handle(), self.h5.id.get_filesize()
-        if os.fstat(descriptor).st_size < end + nbytes + _MARGIN:
-            allocate(descriptor, end, nbytes + 2 * _MARGIN)
+        end = self.h5.id.get_filesize()
+        if os.fstat(self.descriptor).st_size < end + nbytes + _MARGIN:
+            allocate(self.descriptor, end, nbytes + 2 * _MARGIN)
 
     def flush(self, older_than: float = 0.0) -> None:
-        """Flush the file, unless flushed in the last `older_than` seconds, and delete the logs in `ended`.
+        """Flush the file, unless flushed in the last `older_than` seconds, and delete the logs of the tiles in `ended`.
 
         A log is deleted only after its complete tile is safe in the file. Otherwise a kill could destroy both.
         """
@@ -124,29 +126,31 @@ class SharedFile:
             if self.process != os.getpid() or not self.writable or not (is_old or self._changes >= _MOST_CHANGES):
                 return
             self.h5.flush()
-            for log, tile in self.ended:
-                if log in self.root and tile in self.root:
-                    del self.root[log]
+            for group, tile in self.ended:
+                if group and members.has(group, tile):
+                    members.delete(group, members.parts_of(group, tile))
             self.ended.clear()
             # Also because the first flush may have moved the end of the file. A forked child would cut the file there.
             self.h5.flush()
             # Give back the reserved space that was not used.
-            os.ftruncate(self.h5.id.get_vfd_handle(), self.h5.id.get_filesize())
+            os.ftruncate(self.descriptor, self.h5.id.get_filesize())
             self._changes, self._flushed = 0, time.monotonic()
 
-    def delete(self, name: str) -> None:
-        """Delete a tensor or a group.
+    def group(self, name: str) -> Any:
+        """Return the group of a tensor, or None. It is closed when it is deleted, and then no longer true."""
+        found = self._groups.get(name) or members.group_at(self.root, name)
+        if found is not None:
+            self._groups[name] = found
+        return found
 
-        The definition is deleted first: after an interrupt, the rest is garbage.
-        """
-        group = members.group_at(self.root, name)
-        for member in members.MEMBERS if group is not None else ():
-            if members.has(group, member):
-                # A store with the tensor in use keeps the group open, but not its members.
-                del group[member]
-                self.flush()
+    def delete(self, name: str) -> None:
+        """Delete a tensor or a group, and flush, because later data may be written where the deleted data was."""
+        # An open group would be deleted when it is closed, maybe by a forked child, which must not write.
+        if group := self._groups.pop(name, None):
+            group.id.close()
         if members.has(self.root, name):
             del self.root[name]
+            self.flush()
 
     def close(self) -> None:
         """Close the file, and let other programs open it."""
@@ -160,34 +164,26 @@ _known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakV
 _opening_lock = Lock()
 _inherited: list[SharedFile] = []
 """Files opened by parents of this process."""
-_forking = threading.local()
-"""Has the files that this thread has locked for a fork, as ``files``."""
 
 
 def _before_fork() -> None:
     """Lock and flush all files. Otherwise the child would write the pending data too, when it ends."""
-    _forking.files = [file for file in list(_known.values()) if file.process == os.getpid()]
-    for file in _forking.files:
+    for file in list(_known.values()):
         file.lock.acquire()
-    for file in _forking.files:
         if file.h5:
             file.flush()
 
 
 def _after_fork() -> None:
-    for file in _forking.files:
-        file.lock.release()
-    del _forking.files
+    for file in list(_known.values()):
+        # Another thread may have just opened a file.
+        with suppress(RuntimeError):
+            file.lock.release()
 
 
-@functools.cache
-def _take_part_in_forks() -> None:
-    """Flush files before forks from now on.
-
-    Call this after h5py was imported, which takes its own lock before a fork. What is registered last runs first, and a
-    thread that writes takes the lock of the file before that of h5py.
-    """
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+# After h5py is imported, which takes its own lock before a fork. What is registered last runs first, and a thread that
+# writes takes the lock of the file before that of h5py.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
 def open_file(path: Path, mode: str, owner: object, *, writable: bool) -> SharedFile:
@@ -222,7 +218,7 @@ def open_file(path: Path, mode: str, owner: object, *, writable: bool) -> Shared
             else:
                 _look(path, owner, mode)
             file = SharedFile(path, "r+" if writable else "r")
-            _known[_identity(os.fstat(file.h5.id.get_vfd_handle()))] = file
+            _known[_identity(os.fstat(file.descriptor))] = file
             try:
                 _prepare(file, mode, owner)
             except BaseException:
@@ -260,7 +256,7 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
             "ZarrTileStore between processes"
         ) from error
     except Exception as error:  # (h5py raises any exception on a damaged file)
-        if os.path.isfile(path) and not members.import_h5py().is_hdf5(path):  # noqa: PTH113  (`Path.is_file` raises for too long a name)
+        if os.path.isfile(path) and not h5py.is_hdf5(path):  # noqa: PTH113  (`Path.is_file` raises for too long a name)
             raise StoreError(f"{owner}: the file is not an HDF5 file; choose another path") from error
         raise StoreError(f"{owner} cannot be opened: {type(error).__name__}: {error}") from error
 
@@ -343,7 +339,7 @@ def _prepare(file: SharedFile, mode: str, owner: object) -> None:
             file.h5[ROOT] = file.root = root
     elif mode == "w":
         with file.changing(owner):
-            for name in members.names_in(file.root, "[tg]-.*"):
+            for name in [*members.names_in(file.root, TENSOR), *members.names_in(file.root, GROUP)]:
                 file.delete(name)
     else:
         return
@@ -362,8 +358,6 @@ def _create(path: Path, *, exclusive: bool) -> None:
     and impossible to open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=path.parent) as scratch:
-        allocate(scratch.fileno(), 0, _MARGIN)
     with members.file_in_memory() as h5:
         h5.flush()
         image = h5.id.get_file_image()

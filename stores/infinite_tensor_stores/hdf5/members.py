@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import secrets
-from importlib import import_module
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import h5py
 import numpy as np
 
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
-DEFINITION, TILES, LOGS = MEMBERS = ("definition", "tiles", "partial")
-"""The members of a tensor's group. The group of a `TensorGroup` has a definition only."""
+DEFINITION = "definition"
+"""In the group of a tensor or of a `TensorGroup`. A group without it is garbage."""
 
-TILE = r"-?\d{1,19}(,-?\d{1,19})*"
-"""The name of a tile, or of the log of a tile."""
+_MEMBER = re.compile(r"(-?\d{1,19}(?:,-?\d{1,19})*)(\.part\d{1,9})?")
+"""The name of a tile, or of a part of the log of a tile."""
 
 _LIBVER = ("v110", "latest")
 """The format of new objects: a dataset of a single chunk needs no index, and a large group is searched like a tree."""
 
 _METADATA = 2**25
-
-
-def import_h5py() -> Any:
-    """Import h5py, which only HDF5 stores need."""
-    try:
-        return import_module("h5py")
-    except ImportError as error:
-        raise ImportError("HDF5TileStore needs the package h5py: pip install h5py") from error
 
 
 def open_h5(path: Any, mode: str, **options: Any) -> Any:
@@ -39,7 +33,7 @@ def open_h5(path: Any, mode: str, **options: Any) -> Any:
     A file that is written has a large cache of HDF5's own structures, so that only a flush writes them, and a kill
     between flushes leaves the file as the last flush did.
     """
-    h5 = import_h5py().File(path, mode, libver=_LIBVER, **options)
+    h5 = h5py.File(path, mode, libver=_LIBVER, **options)
     if mode != "r":
         cache = h5.id.get_mdc_config()
         cache.set_initial_size, cache.initial_size, cache.max_size = True, _METADATA, _METADATA
@@ -56,7 +50,7 @@ def file_in_memory() -> Any:
     version: with a later one, HDF5 refuses to open a file after a kill.
     """
     name = secrets.token_hex(8)
-    return import_h5py().File(name, "w", driver="core", backing_store=False, libver=("earliest", "latest"))
+    return h5py.File(name, "w", driver="core", backing_store=False, libver=("earliest", "latest"))
 
 
 def has(group: Any, name: str) -> bool:
@@ -69,14 +63,25 @@ def group_at(group: Any, name: str) -> Any:
 
     Return None if there is nothing, a dataset, or a link to another location, which may belong to another program.
     """
-    h5py = import_h5py()
     found = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
     return found if isinstance(found, h5py.Group) else None
 
 
-def names_in(group: Any, pattern: str) -> list[str]:
-    """List the members of a group that match a regular expression as a whole. Names not in UTF-8 are bytes."""
-    return [name for name in group if isinstance(name, str) and re.fullmatch(pattern, name)]
+def names_in(group: Any, begin: str = "") -> list[str]:
+    """List the members of a group whose names begin with a text. Names not in UTF-8 are bytes."""
+    return [name for name in group if isinstance(name, str) and name.startswith(begin)]
+
+
+def tiles_in(group: Any) -> tuple[set[str], set[str]]:
+    """Return the complete tiles of a tensor, and the tiles with a log."""
+    found = [match for name in names_in(group) if (match := _MEMBER.fullmatch(name))]
+    return {match[1] for match in found if not match[2]}, {match[1] for match in found if match[2]}
+
+
+def parts_of(group: Any, tile: str, first: int = 0) -> list[str]:
+    """Return the names of the parts of a log, in the order of writing."""
+    names = (f"{tile}.part{number}" for number in itertools.count(first))
+    return list(itertools.takewhile(lambda name: has(group, name), names))
 
 
 def put(group: Any, name: str, data: Any) -> None:
@@ -86,7 +91,18 @@ def put(group: Any, name: str, data: Any) -> None:
     """
     if has(group, name):
         group.id.unlink(name.encode())
-    import_h5py().h5o.link(data, group.id, name.encode())
+    h5py.h5o.link(data, group.id, name.encode())
+
+
+def put_bytes(group: Any, name: str, data: bytes) -> None:
+    """Store bytes, as in `put`."""
+    put(group, name, group.create_dataset(None, data=np.frombuffer(data, np.uint8)).id)
+
+
+def delete(group: Any, names: Sequence[str]) -> None:
+    """Delete members, the last one first: an interrupt leaves the first parts of a log, and so no gap."""
+    for name in reversed(names):
+        del group[name]
 
 
 def check_size(data: Any, most: int) -> None:
@@ -95,14 +111,13 @@ def check_size(data: Any, most: int) -> None:
     Raise ValueError if the dataset or a chunk has more than `most` bytes after decompression, or if chunks are
     compressed twice. HDF5 allocates the memory for a whole chunk, however few bytes of the chunk are in the file.
     """
-    h5py, created = import_h5py(), data.get_create_plist()
+    created = data.get_create_plist()
     shapes = [data.shape, *([created.get_chunk()] if created.get_layout() == h5py.h5d.CHUNKED else [])]
     size = max(map(math.prod, shapes)) * data.get_type().get_size()
     if size > most:
         raise ValueError(Unreadable.too_large(size, most).reason)
-    filters = {created.get_filter(number)[0]: number for number in range(created.get_nfilters())}
-    harmless = filters.keys() & {h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
-    if created.get_nfilters() > len(harmless) + 1:
+    filters = {created.get_filter(number)[0] for number in range(created.get_nfilters())}
+    if created.get_nfilters() > len(filters & {h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}) + 1:
         raise ValueError("it is compressed more than once")
 
 
@@ -125,7 +140,7 @@ def document_in(group: Any) -> dict[str, Any] | ValueError | None:
 
     Return None if there is none, and a ValueError if it is damaged.
     """
-    if group is None or DEFINITION not in group:
+    if group is None or not has(group, DEFINITION):
         return None
     try:
         return parsed(content(group, DEFINITION, LARGEST_DOCUMENT))
@@ -133,24 +148,17 @@ def document_in(group: Any) -> dict[str, Any] | ValueError | None:
         return error
 
 
-def sizes(group: Any) -> list[int]:
-    """Return the stored bytes of each dataset in a group and its subgroups. Links are not followed."""
-    h5py, found = import_h5py(), []
-
-    def look_at(name: bytes, info: Any) -> None:
-        if info.type == h5py.h5o.TYPE_DATASET:
-            found.append(h5py.h5d.open(group.id, name).get_storage_size())
-
-    h5py.h5o.visit(group.id, look_at, info=True)
-    return found
+def sizes(group: Any, names: Iterable[str]) -> list[int]:
+    """Return the stored bytes of each of these members that is a dataset."""
+    found = (h5py.h5o.open(group.id, name.encode()) for name in names)
+    return [each.get_storage_size() for each in found if isinstance(each, h5py.h5d.DatasetID)]
 
 
 def prune(group: Any, *, complete: bool) -> Garbage:
     """Delete the logs of the complete, or of the incomplete, tiles in the group of a tensor."""
-    pruned, tiles, logs = Garbage(), group_at(group, TILES), group_at(group, LOGS)
-    for name in () if tiles is None or logs is None else names_in(logs, TILE):
-        if has(tiles, name) is complete and (log := group_at(logs, name)) is not None:
-            parts = sizes(log)
-            pruned += Garbage(len(parts), sum(parts), 0 if complete else 1, 0 if complete else sum(parts))
-            del logs[name]
+    pruned, (tiles, begun) = Garbage(), tiles_in(group)
+    for tile in begun & tiles if complete else begun - tiles:
+        found = sizes(group, parts := parts_of(group, tile))
+        pruned += Garbage(len(found), sum(found), *(() if complete else (1, sum(found))))
+        delete(group, parts)
     return pruned

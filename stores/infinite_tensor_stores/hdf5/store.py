@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
+from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, name_of
 from infinite_tensor_stores.handles import HandleStore
@@ -190,17 +190,19 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             if members.document_in(members.group_at(root, name)) is None:
                 # There may be remains of a tensor whose deletion was interrupted.
                 file.delete(name)
-                group = root.create_group(name)
-                for folder in (members.TILES, members.LOGS) if name.startswith(TENSOR) else ():
-                    group.create_group(folder)
-                members.put(group, members.DEFINITION, group.create_dataset(None, data=data).id)
+                group = root.create_group(None)
+                group[members.DEFINITION] = data
+                root[name] = group
 
     def _replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
         data = _as_text(new)
-        with self._writable().changing(self, data.nbytes) as root:
+        file = self._writable()
+        with file.changing(self, data.nbytes) as root:
             group = members.group_at(root, name)
             if members.document_in(group) == old:
                 members.put(group, members.DEFINITION, group.create_dataset(None, data=data).id)
+                # Later data may be written where the old definition was.
+                file.flush()
 
     def _delete_document(self, name: str) -> None:
         if self._is_begun:
@@ -212,7 +214,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         if (file := self._begun()) is None:
             return []
         with file.opened(self) as root:
-            return members.names_in(root, f"{kind}.*")
+            return members.names_in(root, kind)
 
     def _document_path(self, name: str) -> str:
         return f"/{ROOT}/{name}/{members.DEFINITION}"
@@ -225,25 +227,15 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     # Reports about the store.
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
-        file, name = self._opened_file(), name_of(tensor_id)
-        with file.opened(self) as root:
-            tiles, logs = root[name][members.TILES], root[name][members.LOGS]
-            begun = sum(not members.has(tiles, tile) for tile in members.names_in(logs, members.TILE))
-            stored = sum(members.sizes(tiles)) + sum(members.sizes(logs))
-            return TensorInfo(tensor_id, definition, len(tiles), begun, stored, tiles.name)
+        with self._opened_file().opened(self) as root:
+            group = root[name_of(tensor_id)]
+            tiles, begun = members.tiles_in(group)
+            stored = sum(members.sizes(group, {*members.names_in(group)} - {members.DEFINITION}))
+            return TensorInfo(tensor_id, definition, len(tiles), len(begun - tiles), stored, group.name)
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002
         with self._opened_file().opened(self) as root:
-            return StoredSize(len(root[name_of(tensor_id)][members.TILES]), None)
-
-    def _damages(self, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
-        try:
-            return super()._damages(definition, repair=repair)
-        except ValueError as error:
-            if repair:
-                # Without its groups, nothing of the tensor can be stored.
-                self._contents.delete(definition["tensor_id"])
-            return [Damage("array", None, f"/{ROOT}/{name_of(definition['tensor_id'])}", str(error))]
+            return StoredSize(len(members.tiles_in(root[name_of(tensor_id)])[0]), None)
 
     def _collect_garbage(self) -> Garbage:
         return self._swept(complete=True)
@@ -260,14 +252,14 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             return collected
         with file.changing(self) as root:
             file.flush()
-            for name in members.names_in(root, f"({TENSOR}|{GROUP}).*"):
+            for name in [*members.names_in(root, TENSOR), *members.names_in(root, GROUP)]:
                 group = members.group_at(root, name)
                 if group is None:
                     continue
                 if members.has(group, members.DEFINITION):
                     collected += members.prune(group, complete=complete)
                 elif complete:
-                    collected += Garbage(len(found := members.sizes(group)), sum(found))
+                    collected += Garbage(len(found := members.sizes(group, members.names_in(group))), sum(found))
                     file.delete(name)
             file.flush()
         return collected
@@ -281,7 +273,7 @@ def _filters(compression: Any, options: Any) -> Any:
     try:
         with members.file_in_memory() as scratch:
             return scratch.create_dataset(
-                members.TILES, shape=(1,), chunks=(1,), dtype="u1", fletcher32=True, **filters
+                "tile", shape=(1,), chunks=(1,), dtype="u1", fletcher32=True, **filters
             ).id.get_create_plist()
     except (ValueError, TypeError) as error:
         raise ValidationError(f"compression {compression!r} with {options!r} does not work: {error}") from error

@@ -237,12 +237,14 @@ def _spans(path: Path) -> list[Span]:
     with h5py.File(path, "r") as file:
         for name, tensor_id in TENSOR_OF.items():
             group = file["infinite_tensor"][name]
-            for tile, data in group["tiles"].items():
-                chunk = data.id.get_chunk_info(0)
-                spans.append(Span("tile", tensor_id, f"{group.name}/tiles/{tile}", chunk.byte_offset, chunk.size))
-            for log, parts in group["partial"].items():
-                spans += [_span("partial", tensor_id, part) for part in parts.values() if log not in group["tiles"]]
-            spans.append(_span("definition", tensor_id, group["definition"]))
+            for member, data in group.items():
+                if "part" in member:
+                    spans += [_span("partial", tensor_id, data)] if member.partition(".")[0] not in group else []
+                elif member == "definition":
+                    spans.append(_span("definition", tensor_id, data))
+                else:
+                    chunk = data.id.get_chunk_info(0)
+                    spans.append(Span("tile", tensor_id, data.name, chunk.byte_offset, chunk.size))
     return spans
 
 

@@ -421,14 +421,14 @@ def test_names_that_are_not_of_the_layout_are_no_damage(tmp_path: Path) -> None:
 
 def _flip(path: Path) -> None:
     with h5py.File(path / "s.h5", "r+") as file:
-        flip_tile(file["infinite_tensor/t-t/tiles/0,0"])
+        flip_tile(file["infinite_tensor/t-t/0,0"])
 
 
 def _put(path: Path, **dataset: Any) -> None:
     with h5py.File(path / "s.h5", "r+") as file:
-        tiles = file["infinite_tensor/t-t/tiles"]
-        del tiles["0,0"]
-        tiles.create_dataset("0,0", **dataset)
+        group = file["infinite_tensor/t-t"]
+        del group["0,0"]
+        group.create_dataset("0,0", **dataset)
 
 
 def _compress_twice(path: Path) -> None:
@@ -437,9 +437,9 @@ def _compress_twice(path: Path) -> None:
     for _ in range(2):
         created.set_deflate(4)
     with h5py.File(path / "s.h5", "r+") as file:
-        tiles = file["infinite_tensor/t-t/tiles"]
-        del tiles["0,0"]
-        data = h5py.h5d.create(tiles.id, b"0,0", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((8, 8)), created)
+        group = file["infinite_tensor/t-t"]
+        del group["0,0"]
+        data = h5py.h5d.create(group.id, b"0,0", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((8, 8)), created)
         data.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ones((8, 8), "f4"))
 
 
@@ -460,7 +460,7 @@ def test_a_damaged_dataset_is_computed_again_and_replaced(wrong: str, tmp_path: 
     WRONG[wrong](tmp_path)
     with hdf5_at(tmp_path) as store:
         (damage,) = store.verify("t")
-        assert (damage.kind, damage.tile, damage.location) == ("tile", (0, 0), "/infinite_tensor/t-t/tiles/0,0")
+        assert (damage.kind, damage.tile, damage.location) == ("tile", (0, 0), "/infinite_tensor/t-t/0,0")
         with pytest.warns(DamagedDataWarning, match="tile \\(0, 0\\) of tensor 't' is damaged"):
             assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
         store.flush()
@@ -478,14 +478,21 @@ def test_a_repair_drops_a_damaged_dataset(tmp_path: Path) -> None:
         assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
 
 
-def test_a_tensor_whose_groups_are_gone_is_listed_and_dropped(tmp_path: Path) -> None:
-    expected = filled(hdf5_at(tmp_path))
+def test_an_empty_part_takes_the_place_of_a_damaged_one_so_that_later_ones_are_found(tmp_path: Path) -> None:
+    f = Counted()
+    with hdf5_at(tmp_path, flush_interval=0.0) as store:
+        t = overlapping(store, f)
+        # Each read adds a part to the log of the same tile.
+        expected = [t[0:1, at : at + 1] for at in (0, 4, 6)]
     with h5py.File(tmp_path / "s.h5", "r+") as file:
-        del file["infinite_tensor/t-t/tiles"]
-        file["infinite_tensor/t-t/tiles"] = np.zeros((1, 3, 3))
+        group = file["infinite_tensor/t-t"]
+        parts = [name for name in group if name.startswith("0,0.part")]
+        assert len(parts) > 1
+        group["0,0.part0"][0] ^= 1
     with hdf5_at(tmp_path) as store:
-        with pytest.raises(StoreError, match="'t'"):
-            overlapping(store, Counted())
-        assert [damage.kind for damage in store.verify("t", repair=True)] == ["array"]
-        assert store.tensor_ids() == []
-        assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
+        assert [damage.location for damage in store.verify("t", repair=True)] == ["/infinite_tensor/t-t/0,0.part0"]
+        assert store.verify("t") == []
+        before = len(f.calls)
+        t = overlapping(store, f)
+        assert all(torch.equal(t[0:1, at : at + 1], pixels) for at, pixels in zip((0, 4, 6), expected, strict=True))
+    assert len(f.calls) < 2 * before
