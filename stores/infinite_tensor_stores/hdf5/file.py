@@ -64,8 +64,14 @@ class SharedFile:
 
     def _renew_after_fork(self) -> None:
         self.lock = threading.RLock()
-        # Keep the file open in the child: closing would release the parent's lock.
-        _inherited.append(self)
+        # When the child ends, HDF5 would write its old header into the file, cut it, and release the parent's lock. So
+        # a descriptor for reading only takes the place of HDF5's, and h5py never closes the file, which would fail.
+        with suppress(OSError):
+            if self.h5:
+                descriptor = os.open(f"/dev/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+                os.dup2(descriptor, self.descriptor, inheritable=False)
+                os.close(descriptor)
+                h5py.h5i.inc_ref(self.h5.id)
 
     @property
     def vanished(self) -> bool:
@@ -162,8 +168,6 @@ class SharedFile:
 _known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
 """The open files of this process, by device and inode. Protected by `_opening_lock`."""
 _opening_lock = Lock()
-_inherited: list[SharedFile] = []
-"""Files opened by parents of this process."""
 
 
 def _before_fork() -> None:

@@ -103,10 +103,11 @@ ENDS = {
 }
 
 
+@pytest.mark.parametrize("last", sample(["flush", "close"], "close"))
 @pytest.mark.parametrize("end", sample(ENDS, "exits"))
-def test_what_is_flushed_after_a_fork_stays_however_the_child_ends(end: str, tmp_path: Path) -> None:
+def test_what_is_flushed_after_a_fork_stays_however_the_child_ends(end: str, last: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(FORKING.replace("END", ENDS[end]), encoding="utf-8")
+    script.write_text(FORKING.replace("END", ENDS[end]).replace("LAST", last), encoding="utf-8")
     # To end as an interpreter does, HDF5 has to be one's own.
     command = [sys.executable, *QUIET_FORKS, str(script), str(tmp_path / "s.h5")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -122,24 +123,30 @@ import torch
 from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow
 
 store = HDF5TileStore(sys.argv[1], tile_size=8)
-t = InfiniteTensor((None,), lambda ctx: torch.ones(8), TensorWindow((8,)), tile_store=store, tensor_id="t")
+def ones(tensor_id):
+    window = TensorWindow((8,))
+    return InfiniteTensor((None,), lambda ctx: torch.ones(8), window, tile_store=store, tensor_id=tensor_id)
+
+t, cleared = ones("t"), ones("cleared")
 t[0:800]
+cleared[0:800]
 # Written, and in HDF5's own memory still.
 store._contents.tiles.flush()
+store.clear_tensor("cleared")
 reads, writes = os.pipe()
 child = os.fork()
 if not child:
     os.read(reads, 1)
     END
     os._exit(0)
-t[800:1600]
-store.flush()
+t[800:16000]
+store.LAST()
 os.write(writes, b"-")
 os.waitpid(child, 0)
 store.close()
 with HDF5TileStore(sys.argv[1], "r") as store:
     assert store.verify("t") == []
-    assert store.open("t")[0:1600].sum() == 1600
+    assert store.open("t")[0:16000].sum() == 16000
 print("whole")
 """
 
