@@ -7,6 +7,7 @@ interpreter. So disk space is allocated before each change.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 import weakref
@@ -50,6 +51,7 @@ class SharedFile:
     """
 
     def __init__(self, path: Path, mode: str) -> None:
+        self.path = path
         self.h5, self._own_lock = _opened(path, mode)
         self.descriptor = self.h5.id.get_vfd_handle()
         self.root = members.group_at(self.h5, ROOT)
@@ -82,7 +84,7 @@ class SharedFile:
         own = os.fstat(self.descriptor)
         try:
             # Some file systems do not count links, so compare the path.
-            return not os.path.samestat(own, Path(self.h5.filename).stat())
+            return not os.path.samestat(own, self.path.stat())
         except FileNotFoundError:
             # A file that was moved has a link elsewhere.
             return not own.st_nlink
@@ -111,16 +113,11 @@ class SharedFile:
                 "write in the parent process only"
             )
         with self.opened(owner) as root:
-            if nbytes is not None:
-                self.reserve(nbytes)
+            end = self.h5.id.get_filesize()
+            if nbytes is not None and os.fstat(self.descriptor).st_size < end + nbytes + _MARGIN:
+                allocate(self.descriptor, end, nbytes + 2 * _MARGIN)
             self._changes += 1
             yield root
-
-    def reserve(self, nbytes: int) -> None:
-        """Allocate disk space for `nbytes` more bytes of data. Raise OSError if the disk is full."""
-        end = self.h5.id.get_filesize()
-        if os.fstat(self.descriptor).st_size < end + nbytes + _MARGIN:
-            allocate(self.descriptor, end, nbytes + 2 * _MARGIN)
 
     def flush(self, older_than: float = 0.0) -> None:
         """Flush the file, unless flushed in the last `older_than` seconds, and delete the logs of the tiles in `ended`.
@@ -136,7 +133,7 @@ class SharedFile:
                 if group and members.has(group, tile):
                     members.delete(group, members.parts_of(group, tile))
             self.ended.clear()
-            # Also because the first flush may have moved the end of the file. A forked child would cut the file there.
+            # Also because the first flush may have moved the end of the file.
             self.h5.flush()
             # Give back the reserved space that was not used.
             os.ftruncate(self.descriptor, self.h5.id.get_filesize())
@@ -170,24 +167,16 @@ _known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakV
 _opening_lock = Lock()
 
 
-def _before_fork() -> None:
-    """Lock and flush all files. Otherwise the child would write the pending data too, when it ends."""
+def _flush_all() -> None:
+    """Flush all files before a fork, because a child that needs room in HDF5's cache cannot write what is pending."""
     for file in list(_known.values()):
-        file.lock.acquire()
         if file.h5:
             file.flush()
 
 
-def _after_fork() -> None:
-    for file in list(_known.values()):
-        # Another thread may have just opened a file.
-        with suppress(RuntimeError):
-            file.lock.release()
-
-
 # After h5py is imported, which takes its own lock before a fork. What is registered last runs first, and a thread that
 # writes takes the lock of the file before that of h5py.
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+os.register_at_fork(before=_flush_all)
 
 
 def open_file(path: Path, mode: str, owner: object, *, writable: bool) -> SharedFile:
@@ -216,9 +205,8 @@ def open_file(path: Path, mode: str, owner: object, *, writable: bool) -> Shared
         check_found(mode, owner, found, is_store=found != "an empty file", place=_PLACE)
         file = _shared(path, mode, owner, writable=writable)
         if file is None:
-            if mode != "r" and _is_blank(path):
+            if _is_blank(path):
                 _create(path, exclusive=mode == "w-")
-                _look(path, owner, "a")
             else:
                 _look(path, owner, mode)
             file = SharedFile(path, "r+" if writable else "r")
@@ -311,7 +299,12 @@ def _look(path: Path, owner: object, mode: str) -> None:
         # Opening a pipe would wait for a writer.
         raise StoreError(f"{owner}: the path is not a regular file; choose another path")
     with closing(SharedFile(path, "r")) as file:
-        if _OLD_MARK in file.h5.attrs or _is_of_version_0(file.h5):
+        folder = members.group_at(file.h5, "tensors")
+        # Version 0.x makes this group with the file, and "metadata" for each tensor in it.
+        is_of_version_0 = folder is not None and (
+            not len(folder) or folder.visit(lambda name: name.endswith("/metadata") or None)
+        )
+        if _OLD_MARK in file.h5.attrs or is_of_version_0:
             raise StoreError(
                 f"{owner}: the file was written by version 0.x or a pre-release of this library, and its format is not "
                 "read; choose another path, or import a tensor of version 0.4 with examples/take_over_04.py"
@@ -324,29 +317,17 @@ def _look(path: Path, owner: object, mode: str) -> None:
         check_format(version, f"{owner}: /{ROOT}", f"{restores}; or choose another path", range(_FORMAT, _FORMAT + 1))
 
 
-def _is_of_version_0(h5: Any) -> bool:
-    """Return whether a file has a group "tensors", either empty or with tensors of version 0.x."""
-    folder = members.group_at(h5, "tensors")
-    found: set[str] = set()
-    if folder is not None:
-        folder.visit(lambda name: found.add(name.rpartition("/")[2]))
-    return folder is not None and (not len(folder) or found >= {"metadata", "tiles"})
-
-
 def _prepare(file: SharedFile, mode: str, owner: object) -> None:
     """Make a store of a file without one. In mode ``w``, delete all tensors and groups of a store."""
-    if file.root is None:
-        with file.lock:
-            file.reserve(0)
+    if file.root is not None and mode != "w":
+        return
+    with file.changing(owner):
+        if file.root is None:
             root = file.h5.create_group(None)
             root.attrs["format"] = _FORMAT
             file.h5[ROOT] = file.root = root
-    elif mode == "w":
-        with file.changing(owner):
-            for name in [*members.names_in(file.root, TENSOR), *members.names_in(file.root, GROUP)]:
-                file.delete(name)
-    else:
-        return
+        for name in members.names_in(file.root, (TENSOR, GROUP)):
+            file.delete(name)
     file.flush()
 
 
@@ -362,6 +343,8 @@ def _create(path: Path, *, exclusive: bool) -> None:
     and impossible to open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent) as scratch:
+        allocate(scratch.fileno(), 0, _MARGIN)
     with members.file_in_memory() as h5:
         h5.flush()
         image = h5.id.get_file_image()

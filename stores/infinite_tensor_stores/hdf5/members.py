@@ -67,8 +67,8 @@ def group_at(group: Any, name: str) -> Any:
     return found if isinstance(found, h5py.Group) else None
 
 
-def names_in(group: Any, begin: str = "") -> list[str]:
-    """List the members of a group whose names begin with a text. Names not in UTF-8 are bytes."""
+def names_in(group: Any, begin: str | tuple[str, ...] = "") -> list[str]:
+    """List the members of a group whose names begin with one of some texts. Names not in UTF-8 are left out."""
     return [name for name in group if isinstance(name, str) and name.startswith(begin)]
 
 

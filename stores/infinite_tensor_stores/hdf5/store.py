@@ -152,16 +152,14 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def _vanished(self) -> bool:
         return not self._is_new and self._opened_file().vanished
 
-    @property
-    def _is_begun(self) -> bool:
-        return not self._is_new or os.path.lexists(self._path)
-
-    def _begun(self) -> SharedFile | None:
+    def _existing(self) -> SharedFile | None:
         """Return the file, or None if neither this store nor another has created it."""
-        if not self._is_begun:
-            return None
-        file = self._writable()
-        if file.vanished:
+        return self._writable() if not self._is_new or os.path.lexists(self._path) else None
+
+    def _found(self) -> SharedFile | None:
+        """Return the file as `_existing` does, but raise StoreError if it has vanished."""
+        file = self._existing()
+        if file is not None and file.vanished:
             raise vanished(self)
         return file
 
@@ -178,7 +176,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     # Documents are datasets. Each tensor and each TensorGroup has an HDF5 group.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
-        if (file := self._begun()) is None:
+        if (file := self._found()) is None:
             return [None] * len(names)
         with file.opened(self) as root:
             return [members.document_in(members.group_at(root, name)) for name in names]
@@ -205,13 +203,12 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 file.flush()
 
     def _delete_document(self, name: str) -> None:
-        if self._is_begun:
-            file = self._writable()
+        if (file := self._existing()) is not None:
             with file.changing(self, None):
                 file.delete(name)
 
     def _list_documents(self, kind: str) -> list[str]:
-        if (file := self._begun()) is None:
+        if (file := self._found()) is None:
             return []
         with file.opened(self) as root:
             return members.names_in(root, kind)
@@ -230,8 +227,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         with self._opened_file().opened(self) as root:
             group = root[name_of(tensor_id)]
             tiles, begun = members.tiles_in(group)
-            stored = sum(members.sizes(group, {*members.names_in(group)} - {members.DEFINITION}))
-            return TensorInfo(tensor_id, definition, len(tiles), len(begun - tiles), stored, group.name)
+            stored = members.sizes(group, [name for name in members.names_in(group) if name != members.DEFINITION])
+            return TensorInfo(tensor_id, definition, len(tiles), len(begun - tiles), sum(stored), group.name)
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002
         with self._opened_file().opened(self) as root:
@@ -248,11 +245,11 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def _swept(self, *, complete: bool) -> Garbage:
         """Delete groups without a definition and the logs of complete tiles, or the logs of incomplete tiles."""
         collected = Garbage()
-        if (file := self._begun()) is None:
+        if (file := self._found()) is None:
             return collected
         with file.changing(self) as root:
             file.flush()
-            for name in [*members.names_in(root, TENSOR), *members.names_in(root, GROUP)]:
+            for name in members.names_in(root, (TENSOR, GROUP)):
                 group = members.group_at(root, name)
                 if group is None:
                     continue

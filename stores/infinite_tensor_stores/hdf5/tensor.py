@@ -7,7 +7,6 @@ import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -132,8 +131,8 @@ class HDF5Tensor(TensorHandle):
         with self._file.opened(self.owner):
             if not self.released:
                 self._check_there()
-            logs = {name: self._log(name) for name in map(_name, tiles)}
-        return [self.partial_from(f"{self._place}/{name}", log) for name, log in logs.items()]
+            logs = [(name, self._log(name)) for name in map(_name, tiles)]
+        return [self.partial_from(f"{self._place}/{name}", log) for name, log in logs]
 
     def _log(self, tile: str) -> list[bytes | Exception]:
         """Return the parts of the log of an incomplete tile. A damaged part is an exception."""
@@ -246,7 +245,7 @@ class HDF5Tensor(TensorHandle):
     def _check_there(self) -> None:
         """Raise StoreError if the tensor was cleared elsewhere."""
         if self._file.vanished:
-            replaced = Path(self._file.h5.filename).exists()
+            replaced = self._file.path.exists()
         elif self._is_gone:
             replaced = members.document_in(members.group_at(self._file.root, name_of(self.tensor_id))) is not None
         else:
