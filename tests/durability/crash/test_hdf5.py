@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import HDF5TileStore, TensorGroup
+from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorGroup, TensorWindow
 from tests.durability.crash.victims import fill_and_idle
 from tests.durability.crash.witness import Witness
 from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, tensor, theirs
@@ -64,6 +64,47 @@ def test_a_kill_between_flushes_leaves_the_file_as_the_last_flush_did(tmp_path: 
         found = store.open("map")[0:128:4, 0:128:4].tolist()
         assert found == [[100.0 * y + x for x in range(32)] for y in range(32)]
         assert t is not None
+
+
+def _change_and_die(path: Path, change: Callable[[HDF5TileStore], object]) -> None:
+    enter_child()
+    store = HDF5TileStore(path, tile_size=8, compression=None, flush_interval=1e9)
+    kept = tensor(store)
+    change(store)
+    # Where HDF5 has free room.
+    kept[0:128, 0:128]
+    store._contents.tiles.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _name_dims(store: HDF5TileStore) -> None:
+    InfiniteTensor((None, None), _zeros, TensorWindow((4, 4)), tile_store=store, tensor_id="second", dims=("y", "x"))
+
+
+def _clear(store: HDF5TileStore) -> None:
+    store.clear_tensor("second")
+
+
+def _zeros(_ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [(_name_dims, ["map", "second"]), (_clear, ["map"])],
+    ids=["definition", "tensor"],
+)
+def test_a_kill_finds_nothing_written_over_what_was_replaced_or_cleared(
+    change: Callable[[HDF5TileStore], object], left: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "store.h5"
+    with HDF5TileStore(path, tile_size=8, compression=None) as store:
+        tensor(store)[0:8, 0:8]
+        InfiniteTensor((None, None), _zeros, TensorWindow((4, 4)), tile_store=store, tensor_id="second")[0:64, 0:64]
+    assert exit_code(_change_and_die, path, change) == -signal.SIGKILL
+    with HDF5TileStore(path, "r") as store:
+        assert store.tensor_ids() == left
+        assert [store.verify(tensor_id) for tensor_id in left] == [[]] * len(left)
 
 
 def _nothing(_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_log_that_claims_to_be_huge_is_computed_again_with_a_warning(path: Pat
     "claims",
     [
         {"shape": (FAR_TOO_MUCH,), "chunks": (16,)},
-        {"shape": (16,), "chunks": (2**30,), "maxshape": (None,)},
+        {"shape": (16,), "chunks": (2**29,), "maxshape": (None,)},
         {"shape": (16,), "chunks": (16,)},
     ],
     ids=["shape", "chunks", "nothing is stored"],
