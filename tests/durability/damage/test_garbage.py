@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from infinite_tensor import ZarrTileStore
+from infinite_tensor import HDF5TileStore, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor_stores.homes import FileHome, StoreHome
