@@ -473,7 +473,7 @@ def test_what_is_stored_at_the_second_attempt_is_there_once(tmp_path: Path, monk
 
     def fail_once(data: Any, group: Any, name: bytes, **options: Any) -> None:
         link(data, group, name, **options)
-        if name.startswith(b"tiles/") and not failed:
+        if name[:1].isdigit() and not failed:
             failed.append(name)
             raise OSError(5, "Input/output error")
 
