@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infinite_tensor.pipelines.sources import from_array, from_image, from_raster
     from infinite_tensor.tensor import InfiniteTensor
     from infinite_tensor.tilestore import MemoryTileStore, TileStore
-    from infinite_tensor.tilestore.memory.map_cache import map_cache
+    from infinite_tensor.tilestore.map_cache import map_cache
     from infinite_tensor.values.fingerprint import digest
     from infinite_tensor.values.reduction import Reduction
     from infinite_tensor.values.weights import WeightedMean
@@ -105,7 +105,7 @@ _find, _names = offered_by(
         "infinite_tensor.pipelines.sources": ["from_array", "from_image", "from_raster"],
         "infinite_tensor.tensor": ["InfiniteTensor"],
         "infinite_tensor.tilestore": ["MemoryTileStore", "TileStore"],
-        "infinite_tensor.tilestore.memory.map_cache": ["map_cache"],
+        "infinite_tensor.tilestore.map_cache": ["map_cache"],
         "infinite_tensor.values.fingerprint": ["digest"],
         "infinite_tensor.values.reduction": ["Reduction"],
         "infinite_tensor.values.weights": ["WeightedMean"],

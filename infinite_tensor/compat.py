@@ -17,7 +17,6 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.store import contents_of
 
 _DIRECT_LIMIT = 10 * 2**20
@@ -49,7 +48,7 @@ def get_or_create(
     shape, f, output_window, args, args_windows, dtype, batch_size
         As for `InfiniteTensor`.
     tile_size : int or tuple of int, optional
-        Size of this tensor's tiles in pixels; ignored by memory stores and with ``cache_method="direct"``.
+        Size of this tensor's tiles in pixels; ignored with ``cache_method="direct"``.
     cache_method : str
         ``indirect`` or ``direct``.
     cache_limit : int or None
@@ -101,11 +100,9 @@ def get_or_create(
 def clear_direct_caches(store: TileStore) -> None:
     """Deprecated: call ``tensor.clear_cache()`` or ``store.clear_cache(tensor_id)``."""
     _deprecated("TileStore.clear_direct_caches", "store.clear_cache(tensor_id)")
-    contents = contents_of(store)
-    # In a persistent store, clear only tensors used through this store object.
-    known = contents.registry.records if isinstance(contents, PersistentContents) else store.tensor_ids()
-    for tensor_id in list(known):
-        store.clear_cache(tensor_id)
+    # Only tensors used through this store object.
+    for record in contents_of(store).registry.known():
+        store.clear_cache(record.spec.tensor_id)
 
 
 def _limit_cache(store: TileStore, limit: object) -> None:
@@ -119,10 +116,7 @@ def _limit_cache(store: TileStore, limit: object) -> None:
 def _set_tile_size(
     store: TileStore, tensor_id: str, tile_size: int | Sequence[int] | None
 ) -> int | Sequence[int] | None:
-    contents = contents_of(store)
-    if not isinstance(contents, PersistentContents):
-        return None
-    sizes = contents.registry.tile_sizes
+    sizes = contents_of(store).registry.tile_sizes
     before = sizes.pop(tensor_id, None)
     if tile_size is not None:
         sizes[tensor_id] = tile_size

@@ -36,7 +36,7 @@ from infinite_tensor.support.given import (
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.inventory import TileState
-from infinite_tensor.tilestore.memory.map_cache import forget_after, map_cache
+from infinite_tensor.tilestore.map_cache import forget_after, map_cache
 from infinite_tensor.tilestore.messages import mismatch, warn_of_seams, warn_of_uncovered
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import (
@@ -497,8 +497,8 @@ class InfiniteTensor(Fillable):
         """Return a mask of the tiles readable without computing.
 
         The mask has an entry for each tile that touches the region. The entry is True if no window of the tile is
-        missing. In a memory store, a tile is a block of about 256 KiB. Formulas and sources of arrays and images, of
-        which nothing can be missing, count as stored; formulas over windows do not.
+        missing. Formulas and sources of arrays and images, of which nothing can be missing, count as stored; formulas
+        over windows do not.
 
         Parameters
         ----------
@@ -622,7 +622,8 @@ class InfiniteTensor(Fillable):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move to another device or dtype, in place.
 
-        Takes the arguments of `torch.Tensor.to`. The stored windows are converted too. Afterwards, ``f`` must return
+        Takes the arguments of `torch.Tensor.to`. Stored tiles move too. With another dtype, only tiles whose pixels are
+        each the value of one window are converted, and the others are computed again. Afterwards, ``f`` must return
         windows of the new dtype on the new device.
 
         Raises

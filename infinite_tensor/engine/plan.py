@@ -21,7 +21,7 @@ from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, IntArray, as_tuples, joined
 from infinite_tensor.geometry.window import followed, starts_of
 from infinite_tensor.support.allocation import Array
-from infinite_tensor.tilestore.contents import Access
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.values.checks import outside_arg
 
 Mask: TypeAlias = npt.NDArray[np.bool_]

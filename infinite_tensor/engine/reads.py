@@ -18,7 +18,8 @@ from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.straight import FormulaAccess, StraightAccess
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import enter, store_call
-from infinite_tensor.tilestore.contents import Access, Contents, Tiles
+from infinite_tensor.tilestore.access import Access, Tiles
+from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.values.spec import TensorSpec
 
 

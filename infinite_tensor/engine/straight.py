@@ -21,7 +21,7 @@ from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.support.allocation import IN_PARTS, Array, as_tensor, new_block
 from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.support.interrupts import running_f
-from infinite_tensor.tilestore.contents import Access
+from infinite_tensor.tilestore.access import Access
 
 if TYPE_CHECKING:
     from infinite_tensor.engine.reads import Views

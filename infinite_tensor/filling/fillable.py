@@ -178,8 +178,8 @@ class Fillable(ABC):
         All windows touching the region are dropped, and also all windows of downstream tensors computed from them. They
         are computed again when they are next needed.
 
-        A memory store drops single windows. A persistent store contains blended pixels, so it drops all tiles touching
-        a dropped window. All other windows over these tiles are computed again as well.
+        A store contains blended pixels, so it drops all tiles touching a dropped window. All other windows over these
+        tiles are computed again as well.
 
         Downstream tensors alive in this process are found in any store. All others are found by their stored
         definitions, but only in the stores of tensors that lose windows. A definition names the args by `tensor_id`.

@@ -24,7 +24,7 @@ from infinite_tensor.geometry.window_sets import (
 )
 from infinite_tensor.support.tables import Tabular, count_of
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.inventory import Dropped, sources_first
+from infinite_tensor.tilestore.inventory import sources_first
 from infinite_tensor.values.definition import Padding, modes_of
 from infinite_tensor.values.spec import TensorSpec
 
@@ -39,17 +39,14 @@ class TensorInvalidation:
         The id of the tensor.
     store : str
         The store of the tensor.
-    windows : int
-        The number of windows dropped from memory; 0 in a persistent store.
     tiles : int
-        The number of stored tiles dropped, both complete and partial; 0 in memory.
+        The number of tiles dropped, both complete and partial.
     start, stop : tuple of (int or None)
         The box around all invalid pixels, including pixels that were not stored; None where the box has no end.
     """
 
     tensor_id: str
     store: str
-    windows: int
     tiles: int
     start: tuple[int | None, ...]
     stop: tuple[int | None, ...]
@@ -73,20 +70,14 @@ class Invalidation(Tabular):
     tensors: tuple[TensorInvalidation, ...]
 
     _COLUMNS: ClassVar = {
-        "windows": ("windows", count_of),
         "tiles": ("tiles", count_of),
         "pixels": ("_pixels", str),
         "store": ("store", str),
     }
 
     @property
-    def windows(self) -> int:
-        """The number of windows dropped from memory, in total."""
-        return sum(tensor.windows for tensor in self.tensors)
-
-    @property
     def tiles(self) -> int:
-        """The number of stored tiles dropped, in total."""
+        """The number of tiles dropped, in total."""
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
@@ -119,9 +110,9 @@ class _Tensor(NamedTuple):
         """The windows in which the tensor is computed."""
         return self.units or self.spec.grid
 
-    def drop(self, windows: BoxUnion) -> Dropped:
-        """Drop windows from the store."""
-        return self.store.drop(self.spec, windows) if self.units is None else Dropped()
+    def drop(self, windows: BoxUnion) -> int:
+        """Drop the tiles of windows from the store, and return their number."""
+        return self.store.drop(self.spec, windows) if self.units is None else 0
 
 
 _Wrong: TypeAlias = list[tuple[_Tensor, BoxUnion]]
@@ -182,12 +173,12 @@ def _drop(wrong: _Wrong) -> Invalidation:
     return Invalidation(tuple(reversed(told)))
 
 
-def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalidation:
+def _told(tensor: _Tensor, windows: BoxUnion, tiles: int) -> TensorInvalidation:
     start, stop = pixels_of(tensor.grid, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
     return TensorInvalidation(
         tensor.spec.tensor_id,
         str(tensor.store),
-        *dropped,
+        tiles,
         tuple(None if a < -_NO_END else a for a in start),
         tuple(None if b > _NO_END else b for b in stop),
     )

@@ -22,7 +22,7 @@ from infinite_tensor.geometry.regions import Block, Blocks, Region, Selection, p
 from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import IN_PARTS, new_block, new_result
 from infinite_tensor.support.interrupts import store_call
-from infinite_tensor.tilestore.contents import Access
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.values.definition import Number, pixel_value
 
 if TYPE_CHECKING:

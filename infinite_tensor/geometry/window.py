@@ -653,6 +653,13 @@ class WindowGrid:
         followers = [d for d, k in enumerate(self._followed) if k == self.ndim - 1]
         return followers[0] if len(followers) == 1 else None
 
+    def moved(self, start: Sequence[int], count: int) -> list[int]:
+        """Return the position `count` windows further along a row: `start` moved along `row_dim`."""
+        assert self.row_dim is not None
+        moved = list(start)
+        moved[self.row_dim] += count * self.window.stride[self.row_dim]
+        return moved
+
     @cached_property
     def overlap(self) -> int:
         """The largest number of windows over a pixel."""

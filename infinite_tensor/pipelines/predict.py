@@ -672,7 +672,7 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
     those of a new Zarr store.
     """
     if isinstance(store, MemoryTileStore):
-        return MemoryTileStore(store.cache_size_bytes)
+        return MemoryTileStore(store.cache_size_bytes, tile_size=contents_of(store).registry.tile_size)
     # Imported here, because not every user has the packages of these stores.
     from infinite_tensor_stores import ZarrTileStore  # noqa: PLC0415
 

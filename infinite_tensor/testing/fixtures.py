@@ -13,8 +13,8 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.tilestore.backend import offers
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
-from infinite_tensor.tilestore.persistent.backend import offers
 from infinite_tensor.values.dtypes import DTYPES, dtype_name
 
 TILE = 5

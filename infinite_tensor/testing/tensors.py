@@ -27,9 +27,9 @@ from infinite_tensor.testing.fixtures import (
     tensor_on,
 )
 from infinite_tensor.tilestore import Garbage, MemoryTileStore
+from infinite_tensor.tilestore.backend import offers
+from infinite_tensor.tilestore.documents import name_of, sealed
 from infinite_tensor.tilestore.persistent import PartialTile
-from infinite_tensor.tilestore.persistent.backend import offers
-from infinite_tensor.tilestore.persistent.documents import name_of, sealed
 from infinite_tensor.tilestore.store import contents_of
 
 

@@ -19,8 +19,8 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import sl
 from infinite_tensor.testing.fixtures import TILE, BackendTests, Ramp, declare, each_dtype, pixels, same_bits, tensor_on
 from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.tilestore.backend import offers
 from infinite_tensor.tilestore.persistent import PartialTile
-from infinite_tensor.tilestore.persistent.backend import offers
 from infinite_tensor_stores import ZarrTileStore
 
 _FAR = 2**51 // TILE

@@ -1,226 +1,64 @@
-"""The interface between the engine and a store: `Contents` and `Access`."""
+"""`Contents`, the engine's interface to a store.
+
+A tile is first missing, then partial, then complete. A complete tile is final: all windows on the tile have been
+blended in. `Backend` contains the differences between storages. In memory, nothing is in storage.
+"""
 
 from __future__ import annotations
 
+import itertools
 import operator
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.points import Index, IntArray
-from infinite_tensor.geometry.window_sets import BoxUnion, all_windows
-from infinite_tensor.support.allocation import Array
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, windows_over
+from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import store_method, store_query
-from infinite_tensor.tilestore.inventory import Damage, Dropped, Garbage, Inventory, StoredSize, TensorInfo
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.backend import offers
+from infinite_tensor.tilestore.cache import TileCache
+from infinite_tensor.tilestore.inventory import Damage, Garbage, Inventory, Known, StoredSize, TensorInfo
+from infinite_tensor.tilestore.layout import Record, TileLayout
+from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions
+from infinite_tensor.tilestore.partial import TileInProgress
+from infinite_tensor.tilestore.registry import Registry
+from infinite_tensor.tilestore.storage import Storage
+from infinite_tensor.values.definition import same
 from infinite_tensor.values.spec import TensorSpec
 
-_FEW_REGIONS = 8
-"""If each call of `Access.add` has at most this many regions, each region blends incomplete tiles separately."""
+_TILES_AT_ONCE = 64
 
 
-class Tiles(Protocol):
-    """The tiles given to `Access.confine`, tested by ``index in tiles``."""
+class Contents:
+    """Implementation of a store, behind the public `TileStore`: tiles in memory and in storage.
 
-    def __contains__(self, tile: Index, /) -> bool: ...
-
-
-class Access(ABC):
-    """View of a tensor for a single read.
-
-    The read adds regions, deposits the missing windows, and then reads the regions. An access has its own references
-    to all tiles and windows in use, so the limits of the store's cache never affect a read in progress. Several threads
-    of a read may use an access at the same time, except for `add`, `keep` and `close`.
+    Parameters
+    ----------
+    storage : Storage
+        Where tiles are stored.
+    registry : Registry
+        The tensors in use.
+    tiles : TileCache
+        Tiles in memory, including tiles waiting to be stored.
+    read_only : bool
+        If True, stored tiles are read, and computed tiles stay in memory only.
 
     Attributes
     ----------
-    keeps_outputs : bool
-        Whether the access keeps the arrays passed to `deposit`, so that the caller must not change them afterwards.
-        If False, the caller may reuse them.
-    """
-
-    keeps_outputs = True
-
-    @abstractmethod
-    def add(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Add regions to the read, and return the missing windows.
-
-        Parameters
-        ----------
-        starts, stops : int64 array of shape (N, ndim)
-            The regions in pixels.
-
-        Returns
-        -------
-        int64 array of shape (M, ndim)
-            Indices of the windows that are not stored, in lexicographic order.
-        """
-
-    @abstractmethod
-    def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Return the complete tiles in `tiles`.
-
-        Only the pixels of these tiles can then be read without a call of `add`.
-        """
-
-    @abstractmethod
-    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Return a mask of the windows still missing, out of windows returned by `add`.
-
-        Windows deposited by other reads become part of this access, also if they are deposited after this call. Does no
-        I/O.
-        """
-
-    @abstractmethod
-    def deposit(self, windows: IntArray, outputs: Array) -> None:
-        """Store finished windows.
-
-        Parameters
-        ----------
-        windows : int64 array of shape (N, ndim)
-            The indices of the windows.
-        outputs : array of shape (N, *window size)
-            The windows, already checked; see `keeps_outputs`.
-        """
-
-    @abstractmethod
-    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Fill `out` with the pixels of a region.
-
-        The region begins at pixel `start`, and has the shape of `out`. Call `add` for the region first, and `deposit`
-        for the missing windows.
-        """
-
-    @abstractmethod
-    def keep(self, start: Sequence[int] | None) -> None:
-        """Release pixels no longer needed by the read.
-
-        Pixels at or after `start` in every dimension stay. With ``start=(100, 50)``, pixel ``(120, 60)`` stays, and
-        pixel ``(120, 40)`` is released. If `start` is None, all pixels are released. To read released pixels again,
-        `add` the region again.
-        """
-
-    def confine(self, tiles: Tiles) -> None:  # noqa: B027  (a store in memory keeps windows, not tiles)
-        """Store only the parts of windows inside `tiles`.
-
-        Must be called before `add`.
-        """
-
-    @property
-    @abstractmethod
-    def outdated(self) -> bool:
-        """Whether windows of the tensor were dropped after the read began.
-
-        If so, `deposit` stores nothing.
-        """
-
-    @abstractmethod
-    def detach(self) -> None:
-        """Turn off storing: deposited windows are used by this read only.
-
-        Must be called before `add`.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release everything.
-
-        The limits of the cache apply again.
-        """
-
-
-class Blended(NamedTuple):
-    """Blended pixels of a box ``[start, stop)``."""
-
-    start: Index
-    stop: Index
-    pixels: Array
-
-
-class BlendedForRead:
-    """Blended tiles, kept during a read.
-
-    Several regions of the read may need the same tile. Each tile is cut to the smallest box around all regions.
-    """
-
-    def __init__(self) -> None:
-        self.worthwhile = False
-        self._bounds: tuple[list[int], list[int]] | None = None
-        self._tiles: dict[Index, Blended] = {}
-        self._lacking: set[Index] = set()
-
-    def extend(self, starts: IntArray, stops: IntArray) -> None:
-        """Extend the bounds to include more regions."""
-        self.worthwhile |= len(starts) > _FEW_REGIONS
-        start, stop = starts[0].tolist(), stops[0].tolist()
-        if len(starts) > 1:
-            start, stop = starts.min(axis=0).tolist(), stops.max(axis=0).tolist()
-        if self._bounds is not None:
-            start, stop = list(map(min, start, self._bounds[0])), list(map(max, stop, self._bounds[1]))
-        bounds = start, stop
-        if bounds != self._bounds:
-            # Tiles cut to the old bounds may be too small now.
-            self._bounds, self._tiles = bounds, {}
-
-    def look_again(self) -> None:
-        """Forget which tiles had missing windows.
-
-        Called when more windows have arrived. Until this call, `get` returns None for these tiles at once.
-        """
-        self._lacking = set()
-
-    def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
-        """Return a blended tile.
-
-        If the tile is not kept yet, `make` blends the tile. None means that windows of the tile are missing. For such a
-        tile, `make` is not called again until `look_again`.
-        """
-        tile = self._tiles.get(index)
-        if tile is None and index not in self._lacking:
-            tile = make()
-            if tile is None:
-                self._lacking.add(index)
-            else:
-                self._tiles[index] = tile
-        return tile
-
-    def cut(self, start: Index, stop: Index) -> tuple[Index, Index]:
-        """Clip the box ``[start, stop)`` to the smallest box around all regions."""
-        assert self._bounds is not None
-        return tuple(map(max, start, self._bounds[0])), tuple(map(min, stop, self._bounds[1]))
-
-    def keep(self, start: Sequence[int] | None) -> None:
-        """Release tiles without pixels at or after `start`; see `Access.keep`.
-
-        If `start` is None, all tiles are released.
-        """
-        if start is None:
-            self._tiles = {}
-        else:
-            self._tiles = {
-                index: tile for index, tile in self._tiles.items() if all(map(operator.gt, tile.stop, start))
-            }
-
-
-class Contents(ABC):
-    """Implementation of a store, behind the public `TileStore`.
-
-    Attributes
-    ----------
+    storage, registry, tiles, read_only
+        As given.
     lock : threading.RLock
         Held while a tensor is registered, moved or cleared, and while a read begins.
     closed : bool
         Whether the store has been closed and not reopened.
-    read_only : bool
-        Whether nothing is ever stored.
     flush_requested : bool
         Whether a flush was requested and not carried out yet.
     workers : int
@@ -233,13 +71,17 @@ class Contents(ABC):
     flush_requests: ClassVar[int] = 0
     """The number of flush requests in this process. While unchanged, no store has to be checked."""
 
-    outlives_process: ClassVar[bool] = False
+    outlives_process: ClassVar[bool] = True
     """Whether another process may reopen a stored tensor. If so, the tensor must match its stored definition."""
 
     shared = False
     """Whether several processes can unpickle the store and write at the same time."""
 
-    def __init__(self, *, read_only: bool = False) -> None:
+    def __init__(self, storage: Storage, registry: Registry, tiles: TileCache, *, read_only: bool = False) -> None:
+        self.storage = storage
+        self.registry = registry
+        self.tiles = tiles
+        self._released = False
         self.lock = threading.RLock()
         self.closed = False
         self._cut_by = ""
@@ -249,6 +91,7 @@ class Contents(ABC):
 
     def _renew_after_fork(self) -> None:
         self.lock = threading.RLock()
+        self.tiles.renew()
 
     def check_open(self) -> None:
         """Raise StoreError if the store has been closed."""
@@ -258,9 +101,11 @@ class Contents(ABC):
     def cut_through(self, error: BaseException) -> None:
         """Handle an interrupt in the middle of a change, such as a Ctrl-C.
 
-        The state in memory may be inconsistent, so the store is closed. Later calls raise an error that names `error`.
+        The state in memory may be inconsistent, so the store is closed, and all queued writes are discarded. Later
+        calls raise an error that names `error`.
         """
         self.closed = True
+        self.tiles.give_up()
         self._cut_by = f" after {error!r} in the middle of a change (stored data is intact)"
 
     def check_writable(self, action: str) -> None:
@@ -286,252 +131,359 @@ class Contents(ABC):
             if not self.closed:
                 self.flush()
 
-    # Reads.
+    def __repr__(self) -> str:
+        return repr(self.storage)
 
-    @abstractmethod
-    def register(self, spec: TensorSpec) -> TensorSpec:
-        """Register a tensor, and return the spec for reads.
+    def resumed(self) -> None:
+        """Mark the store as open again.
 
-        In the result, dimension names and pixel metadata not given in `spec` are taken from the stored definition.
-
-        Raises
-        ------
-        ValidationError
-            If a tensor with another definition has the same id.
+        The next `close` then releases files again.
         """
+        self.closed, self._cut_by = False, ""
+        self._released = False
+
+    @store_method
+    def register(self, spec: TensorSpec) -> TensorSpec:
+        """Find a tensor in storage, or create a new tensor."""
+        self.flush_if_requested()
+        with self.lock:
+            self.check_open()
+            record = self.registry.record_of(spec)
+            self.tiles.drop_unheld()
+            if record.functions is not spec.definition.functions:
+                check_functions(spec.tensor_id, record.functions, spec.definition.functions, self)
+            self.registry.amend(record, spec.definition)
+            return spec.beside(record.spec.definition)
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """Return `spec` with the tile size given by the user.
+        """Return `spec` with the tile size given for the tensor or the store.
 
-        A tile size given for the tensor comes before the tile size of the store. Call this method before `spec` is sent
-        to another process, so that both processes use the same tile size.
+        The tile size is None if none was given.
         """
-        return spec
+        with self.lock:
+            return replace(spec, tile_size=self.registry.given_tile(spec))
 
-    @abstractmethod
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor.
 
-        A tensor cleared since its registration is registered again.
+        If background writes have failed, raise their error once.
         """
-
-    @abstractmethod
-    def layout(self, spec: TensorSpec) -> TileLayout:
-        """Return the layout of the tiles of a tensor."""
+        self.raise_failure()
+        with self.lock:
+            return Access(self.check_open, self.tiles, self.registry.record_of(spec))
 
     @property
-    @abstractmethod
     def cache_limit(self) -> int | None:
-        """Size limit of the cache between reads, in bytes.
+        """The limit of the cache in bytes; see `cache_size_bytes`."""
+        return self.tiles.entries.max_bytes
 
-        None is no limit.
-        """
-
-    @abstractmethod
+    @store_method
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Limit the growth of the cache to `room` bytes while `held` is locked.
+        """Limit the growth of the cache of tiles; see `Contents.lend`."""
+        with self.tiles.lock:
+            self.tiles.entries.lend(held, room)
 
-        A fill, for example, keeps `held` locked until its end. `cache_limit` still applies.
-        """
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """Return the layout of the stored tiles of a tensor."""
+        with self.lock:
+            self.check_open()
+            return self.registry.look_up(spec).layout
 
-    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
-        """Try to fill `out` from memory, and return True on success.
+    def written(self, tensor_id: str) -> tuple[int, int]:
+        """Return the number of tiles and bytes stored by the background writer."""
+        record = self.registry.records.get(tensor_id)
+        return (0, 0) if record is None else (record.written[0], record.written[1])
 
-        `start` is the first pixel. False means that some pixels are not in memory, or that the store cannot copy them
-        at once. The content of `out` is undefined then. A read tries this fast path first, before looking for missing
-        windows.
-        """
-        return False
-
-    def tile_in_memory(
-        self,
-        spec: TensorSpec,  # noqa: ARG002  (for stores that keep tiles)
-        start: Sequence[int],  # noqa: ARG002
-        stop: Sequence[int],  # noqa: ARG002
-    ) -> torch.Tensor | None:
-        """Return a complete tile from memory, without a copy.
-
-        Return None unless the region ``[start, stop)`` is exactly one tile, complete and in memory. The pixels must not
-        be changed. This method never waits. It must not be called on the main thread.
-        """
-        return None
-
-    @abstractmethod
-    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Convert the stored data of a tensor to another device or dtype.
-
-        If the conversion fails, nothing is changed.
-        """
-
-    def refresh(self, tensor_id: str) -> None:  # noqa: B027  (memory has no other writers)
-        """Flush, then drop incomplete tiles from memory.
-
-        Later reads then see windows stored by other processes.
-        """
-
-    @abstractmethod
-    def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
-        """Count the stored tiles of a tensor.
-
-        The count may stop after `most` tiles. Return None if counting would take long.
-        """
-
-    # Fills and invalidation.
-
-    @abstractmethod
+    @store_method
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """Return the inventory of the tiles of a region.
+        """Find the complete tiles and known windows in a region.
 
-        The region must not be empty. No pixels of complete tiles are read.
+        Tiles in memory are included, even if not stored yet.
         """
+        self.raise_failure()
+        with self.lock:
+            record = self.registry.look_up(spec)
+        low, high = record.layout.box(start, stop)
+        # Look in memory first: a tile may leave memory for storage between the two looks, and would be missed.
+        held = self.tiles.held(record, low, high)
+        complete, partial = set[Index](), set[Index]()
+        if not self.tiles.in_memory:
+            complete, partial = self.storage.find(spec.tensor_id, low, high)
+        known: dict[Index, Known] = {}
+        for tile, entry in held.items():
+            if not isinstance(entry, TileInProgress):
+                complete.add(tile)
+            elif not entry.empty:
+                known[tile] = entry
+        unread = sorted(partial - complete - known.keys())
+        for begin in range(0, len(unread), _TILES_AT_ONCE):
+            known |= self.storage.known_partials(record, unread[begin : begin + _TILES_AT_ONCE])
+        return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
 
-    def stored_tiles(self, spec: TensorSpec) -> Collection[Index]:
-        """Flush, then return all tiles of a tensor in storage, complete or partial.
+    @store_method
+    def stored_tiles(self, spec: TensorSpec) -> set[Index]:
+        """Flush, then list the tiles of a tensor; see `Contents.stored_tiles`."""
+        self.flush()
+        layout = self.layout(spec)
+        complete, partial = self.storage.find(spec.tensor_id, *layout.box(*layout.pixels))
+        return complete | partial
 
-        For a store in memory, return the tiles in memory.
+    @store_method
+    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
+        """Return whether all tiles of a region are in storage."""
+        self.raise_failure()
+        with self.lock:
+            record = self.registry.record_of(spec)
+        tiles, most = itertools.product(*map(range, *record.layout.box(start, stop))), 1
+        # If tiles are missing, usually the first is. So ask for the first alone.
+        while some := list(itertools.islice(tiles, most)):
+            most = _TILES_AT_ONCE
+            if len(self.storage.those_there(spec.tensor_id, some)) < len(some):
+                return False
+        return True
+
+    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
+        """Copy a region to `out` if all tiles are complete and in memory.
+
+        Return whether the region was copied.
         """
-        found = self.inventory(spec, *self.layout(spec).pixels)
-        return {*found.complete, *found.partial}
+        record = self._record_in_memory(spec)
+        if record is None or out.device != record.device:
+            return False
+        return self.tiles.read(record, start, as_array(out))
 
-    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
-        """Check whether all tiles of a region are stored, without reading tiles.
+    def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
+        """Count the complete tiles in storage, and the tiles with unstored windows.
 
-        True is certain. False means that some tiles may be missing.
+        Return None if the backend cannot count quickly.
         """
-        return False
+        self.check_open()
+        with self.storage.asked("describe", tensor_id) as backend:
+            stored = backend._stored_size(tensor_id, definition, most)
+        record = self.registry.records.get(tensor_id)
+        pending = 0 if record is None else self.tiles.pending(record)
+        return None if stored is None else replace(stored, pending=pending)
 
-    def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory has no storage)
-        """Return how much the reads and fills of this store object have written to storage for a tensor.
+    def tile_in_memory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> torch.Tensor | None:
+        """Return the pixels ``[start, stop)`` as a complete tile in memory.
 
-        The result is the number of complete tiles, and the number of bytes before compression, including bytes of
-        incomplete tiles. A fill reports how much these numbers have grown.
+        Return None if the region is not exactly one tile, or if the tile cannot be returned at once.
         """
-        return 0, 0
+        record = self._record_in_memory(spec)
+        if record is None or self.flush_requested:
+            return None
+        low, high = record.layout.box(start, stop)
+        tile = tuple(low)
+        if [i + 1 for i in low] != high or record.layout.start(tile) != tuple(start):
+            return None
+        found = self.tiles.complete_at_once(record, tile)
+        return as_tensor(found) if found is not None and found.shape == tuple(map(operator.sub, stop, start)) else None
 
-    @abstractmethod
+    def _record_in_memory(self, spec: TensorSpec) -> Record | None:
+        record = self.registry.records.get(spec.tensor_id)
+        if self.closed or record is None:
+            return None
+        alike = record.spec is spec or same(record.spec.definition, spec.definition)
+        return record if alike else None
+
+    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
+        """Refuse a change of dtype.
+
+        Raise ValidationError, because a change of dtype would change the stored pixels. Do nothing for a change of
+        device.
+        """
+        if moved.dtype != spec.dtype:
+            raise ValidationError(
+                f"{self} stores tensor {spec.tensor_id!r} as {spec.dtype}, so it cannot be moved to {moved.dtype}. "
+                "Make a new tensor with another tensor_id, or first delete this one with "
+                f"clear_tensor({spec.tensor_id!r})"
+            )
+
+    @store_method
+    def refresh(self, tensor_id: str) -> None:
+        """Flush, then drop the incomplete tiles of a tensor from memory."""
+        self.check_open()
+        self.flush()
+        self.tiles.drop_stored(tensor_id, in_progress=True)
+
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs for finding the dependants of a tensor.
-
-        The result includes all known tensors with args, and all known outputs of an ``f`` with several outputs. It may
-        also include other tensors.
-        """
+        """Return the specs for finding dependants; see `Registry.specs_downstream`."""
+        self.check_open()
+        return self.registry.specs_downstream()
 
     def specs_at_hand(self) -> list[TensorSpec]:
         """Return the specs for finding dependants, without network requests.
 
-        On remote storage, tensors not used through this store object are left out.
+        On remote storage, only tensors registered through this store object are included.
         """
-        return self.specs_downstream()
+        if self.storage.backend._is_near:
+            return self.specs_downstream()
+        return [record.spec for record in self.registry.known()]
 
-    @abstractmethod
     def check_droppable(self, tensor_id: str) -> None:
-        """Raise an error unless `drop` can delete windows.
+        """Check that tiles can be deleted; see `Contents.check_droppable`."""
+        self.check_open()
+        self.check_writable(f"drop stored pixels of tensor {tensor_id!r}")
+        backend = self.storage.backend
+        if not offers(backend, "_delete_tiles"):
+            backend._delete_tiles(tensor_id, [])
 
-        Raises
-        ------
-        StoreError
-            If the store is closed.
-        ValidationError
-            If the store is read-only.
-        NotImplementedError
-            If the backend of the store cannot delete tiles.
-        """
-
-    @abstractmethod
-    def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Delete windows of a tensor, and all tiles blended from the windows.
-
-        Reads in progress may still use the windows. From now on, windows of this tensor that these reads deposit are
-        not stored. Must be called while the store is `paused`.
-
-        Raises
-        ------
-        StoreError
-            If deleting fails. Some windows may remain then. Call the method again to delete them.
-        """
+    def drop(self, spec: TensorSpec, windows: BoxUnion) -> int:
+        """Flush, then delete every tile touched by the windows."""
+        self.check_droppable(spec.tensor_id)
+        if not windows or self.digest_of(spec.tensor_id) != spec.definition.digest:
+            # The tensor was cleared, or recreated with another definition. Nothing of the old tensor is stored.
+            return 0
+        record = self.registry.record_of(spec)
+        tiles = windows_over(record.layout.grid, pixels_of(spec.grid, windows))
+        self.tiles.flush()
+        self.raise_failure()
+        new = replace(record)
+        with self.tiles.lock:
+            self.registry.replace(record, new, spec)
+        held = self.tiles.hand_over(record, new, tiles)
+        with self.storage.asked("drop", spec.tensor_id) as backend, self.storage.writing:
+            complete, partial = backend._find_tiles(spec.tensor_id, *tiles.hull)
+            found = tiles.held(list(complete | partial))
+            # If there are few tiles, delete all of them: the backend does not find log parts behind a gap.
+            few = tiles.most_points <= _TILES_AT_ONCE
+            backend._delete_tiles(spec.tensor_id, list(tiles.points()) if few else found)
+            backend._flush_backend()
+        return len(held.union(found))
 
     def forget(self, spec: TensorSpec) -> None:
-        """Drop all windows of a tensor from memory, because another process has dropped some.
+        """Drop all tiles of a tensor from memory, because another process has dropped some.
 
         The next read looks in storage again. Reads in progress may still use the windows, and store nothing. Must be
         called while the store is `paused`.
         """
-        self.drop(spec, all_windows(spec.grid))
+        record = self.registry.forget(spec.tensor_id)
+        if record is not None:
+            self.tiles.forget(record)
 
-    def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
-        """Return two strings for the state of the stored pixels.
+    def collect_garbage(self, older_than: float | None) -> Garbage:
+        """Flush, then delete data without a definition.
 
-        Compare the strings with the result of an earlier call. If they are equal, no process has cleared the tensor or
-        called `drop` for it in between. Windows may have been added. `verify` and `collect_garbage` may have deleted
-        tiles. Return None if the state is unknown.
+        Also delete partial tiles older than `older_than` seconds, unless `older_than` is None.
         """
-        return None
+        self.flush()
+        with self.storage.asked("clean") as backend:
+            collected = backend._collect_garbage()
+            if older_than is not None:
+                with self.storage.writing:
+                    collected += backend._drop_partials(older_than)
+                # Drop partial tiles in memory too. Reads then look in storage again.
+                for record in self.registry.known():
+                    self.tiles.drop_stored(record.spec.tensor_id, in_progress=True)
+        return collected
+
+    def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
+        """Return two strings for the state of the stored pixels; see `Contents.generation`.
+
+        The first string, the incarnation, changes when the tensor is recreated. The second string, the generation,
+        changes when tiles are dropped. Return None if the tensor is not stored, if the backend keeps no
+        generation, or if the store is closed.
+        """
+        if self.closed:
+            return None
+        with self.storage.asked("read", spec.tensor_id) as backend:
+            stored = backend._read_definition(spec.tensor_id)
+            drops = None if stored is None else backend._generation(spec.tensor_id)
+        return None if stored is None or drops is None else (stored.get("incarnation", ""), drops)
 
     def paused(self) -> AbstractContextManager[object]:
         """Return a context manager to keep other threads from beginning a read."""
         return self.lock
 
-    # The methods behind those of `TileStore`.
-
-    @abstractmethod
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Return all tensor ids starting with `prefix`, sorted."""
+        """Return all stored or registered tensor ids starting with `prefix`, sorted."""
+        return self.registry.tensor_ids(prefix)
 
-    @abstractmethod
     def holds(self, tensor_id: str) -> bool:
-        """Check whether the store has a tensor with this id.
+        """Return whether a tensor is stored or registered.
 
-        Does not list other tensors.
+        The stored definition may be damaged.
         """
+        return tensor_id in self.registry.records or self.storage.holds(tensor_id)
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return up to `most` tensor ids, and an upper bound for the number of further ids.
+        """Return up to `most` ids of stored tensors, and an upper bound for the number of further ids."""
+        return self.storage.some_ids(most)
 
-        Fast even for many tensors.
-        """
-        found = self.tensor_ids()
-        return found[:most], len(found[most:])
-
-    @abstractmethod
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
-        """Return the definition of a tensor as JSON.
+        """Return the stored definition of a tensor."""
+        return self.registry.definition_of(tensor_id)
 
-        Raise StoreError if there is no tensor with this id.
-        """
-
-    @abstractmethod
     def info_of(self, tensor_id: str) -> TensorInfo:
-        """Return a description of a tensor and its stored tiles.
+        """Flush, then describe a tensor and its stored data."""
+        self.flush()
+        definition = self.registry.definition_of(tensor_id)
+        with self.storage.asked("describe", tensor_id) as backend:
+            if backend._read_definition(tensor_id) is not None:
+                return backend._describe_tensor(tensor_id, definition)
+        held = self.tiles.of(self.registry.records.get(tensor_id)).values()
+        partial = [tile for tile in held if isinstance(tile, TileInProgress)]
+        nbytes = sum(tile.nbytes for tile in held)
+        return TensorInfo(tensor_id, definition, len(held) - len(partial), len(partial), nbytes, "memory")
 
-        Raise StoreError if there is no tensor with this id.
-        """
-
-    @abstractmethod
     def digest_of(self, tensor_id: str) -> str | None:
-        """Return the digest of a definition, or None if unknown."""
+        """Return the digest of a tensor's definition, or None if unknown."""
+        return self.registry.digest_of(tensor_id)
 
-    @abstractmethod
     def delete(self, tensor_id: str) -> None:
-        """Delete a tensor with all stored data."""
+        """Delete all data of a tensor, in memory and in storage."""
+        with self.lock:
+            record = self.registry.forget(tensor_id)
+            self.registry.tile_sizes.pop(tensor_id, None)
+            if record is not None:
+                self.tiles.forget(record)
+            with self.storage.asked("delete", tensor_id) as backend, self.storage.writing:
+                backend._delete_tensor(tensor_id)
 
-    @abstractmethod
-    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """Flush, then list the damaged objects of a tensor.
+    def check_current(self, record: Record) -> None:
+        """Check that the store is open and `record` is current.
 
-        `repair` removes the damage, but leaves a damaged definition unchanged.
+        Raise StoreError if the store is closed, or if the tensor was cleared or invalidated.
         """
+        self.check_open()
+        if not record.current:
+            raise changed_meanwhile(self, record.spec.tensor_id)
 
-    def collect_garbage(self, older_than: float | None) -> Garbage:  # noqa: ARG002  (memory has no garbage)
-        """Flush, then delete unreferenced data and old partial tiles.
+    @contextmanager
+    def storing(self, record: Record) -> Iterator[Storage]:
+        """Open a context for writing tiles of a tensor to storage.
 
-        Partial tiles are deleted if they are older than `older_than` seconds. If `older_than` is None, all partial
-        tiles are kept.
+        No other thread writes tiles in the meantime. Raise the errors of `check_current`.
         """
-        return Garbage()
+        with self.storage.writing:
+            self.check_current(record)
+            yield self.storage
 
-    @abstractmethod
+    def check_there(self, record: Record) -> None:
+        """Check that the tensor of `record` is current and still in storage.
+
+        Raise the errors of `check_current`. Also raise StoreError if another process has cleared the tensor.
+        """
+        self.check_current(record)
+        # A backend raises the error even if it is asked for no tiles.
+        self.storage.read_partials(record, [])
+
     def clear_cache(self, tensor_id: str) -> None:
-        """Flush, then free the memory of a tensor's cached tiles or windows."""
+        """Flush, then drop the tiles of a tensor from memory."""
+        self.flush()
+        self.tiles.drop_stored(tensor_id)
+
+    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        """Flush, then check all stored data of a tensor, and list damaged data.
+
+        If `repair` is True, delete the damaged data.
+        """
+        self.flush()
+        with self.storage.asked("verify", tensor_id) as backend:
+            found = backend._verify_tensor(tensor_id, repair=repair)
+        if repair and found:
+            self.tiles.drop_stored(tensor_id)
+        return found
 
     # Groups: small definitions with references to tensors, stored separately.
 
@@ -560,43 +512,66 @@ class Contents(ABC):
             raise StoreError(f"{self}: group {group_id!r} was deleted right after it was created; try again")
         return found
 
-    @abstractmethod
     def read_group(self, group_id: str) -> dict[str, Any] | None:
         """Return the stored definition of a group, or None."""
+        with self.storage.asked("read", group_id=group_id) as backend:
+            return backend._read_group(group_id)
 
-    @abstractmethod
     def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        """Create a group.
+        """Create a group."""
+        with self.storage.asked("save", group_id=group_id) as backend:
+            backend._write_group(group_id, definition)
+            backend._flush_backend()
 
-        If another process has just created the group, keep the existing definition.
-        """
-
-    @abstractmethod
     def delete_group(self, group_id: str) -> None:
-        """Delete a group.
+        """Delete a group."""
+        with self.storage.asked("delete", group_id=group_id) as backend:
+            backend._delete_group(group_id)
+            backend._flush_backend()
 
-        A missing group is not an error.
-        """
-
-    @abstractmethod
     def group_ids(self) -> list[str]:
         """Return the ids of all groups."""
+        with self.storage.asked("list") as backend:
+            return backend._list_groups()
 
-    # Lifetime.
-
-    def flush(self) -> None:  # noqa: B027  (memory has no storage)
+    def flush(self) -> None:
         """Store all finished windows.
 
-        Raise StoreError if something could not be stored.
+        Raise StoreError if windows cannot be stored. The windows stay in memory.
         """
+        if not self.read_only:
+            self.tiles.flush()
+            self.raise_failure()
+            self.storage.flush()
 
-    def resumed(self) -> None:
-        """Mark the store as open again."""
-        self.closed, self._cut_by = False, ""
-
-    @abstractmethod
     def close(self, *, discard: bool) -> None:
         """Flush, then release memory and files.
 
-        `discard` ignores a failed flush. Closing twice is not an error.
+        If `discard` is True, windows are lost if they cannot be stored. Closing twice is not an error.
         """
+        if not self.closed:
+            try:
+                self.flush()
+            except StoreError:
+                if not discard:
+                    raise
+        with self.lock:
+            if not self._released:
+                if discard or self.closed:
+                    self.tiles.drop()
+                self.closed = True
+                self.tiles.drop_stored()
+                for record in self.registry.known():
+                    self.registry.forget(record.spec.tensor_id)
+                self.storage.backend._close_backend()
+                self._released = True
+
+    def raise_failure(self) -> None:
+        """Raise the error of failed background writes, once.
+
+        Raise StoreError if the store is closed.
+        """
+        self.check_open()
+        failure = self.tiles.failure()
+        if failure is not None:
+            raise failure

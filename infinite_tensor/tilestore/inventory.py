@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from operator import add, sub
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from operator import add
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ class StoredSize:
     Attributes
     ----------
     tiles : int
-        The number of complete tiles, or of windows if the store is in memory.
+        The number of complete tiles.
     bytes : int or None
         The size of these tiles as stored; None if finding the size would take one request per tile.
     counted : bool
@@ -124,21 +123,6 @@ class Damage:
     reason: str
 
 
-class Dropped(NamedTuple):
-    """Numbers of dropped windows and tiles, returned by `Contents.drop`.
-
-    Attributes
-    ----------
-    windows : int
-        The number of windows dropped from memory.
-    tiles : int
-        The number of tiles deleted from storage.
-    """
-
-    windows: int = 0
-    tiles: int = 0
-
-
 @dataclass(frozen=True)
 class Garbage:
     """Amount of data deleted by `TileStore.gc`.
@@ -190,26 +174,6 @@ class Inventory:
     layout: TileLayout
     complete: frozenset[Index] = frozenset()
     partial: Mapping[Index, Known] = field(default_factory=dict)
-
-    @classmethod
-    def of_windows(
-        cls, grid: WindowGrid, layout: TileLayout, windows: Sequence[Index], start: Sequence[int], stop: Sequence[int]
-    ) -> Inventory:
-        """Create the inventory of the region ``[start, stop)`` for a tensor in memory.
-
-        `windows` are the indices of all windows in memory. A window outside the tiles of the region is ignored.
-        """
-        if not windows:
-            return cls(layout)
-        box = np.array(layout.box(start, stop), dtype=np.int64)
-        low, high = layout.grid.boxes(*grid.bounds(np.array(windows, dtype=np.int64)))
-        tiles, owner = points_of_boxes(np.maximum(low, box[0]), np.minimum(high, box[1]))
-        known: defaultdict[Index, set[Index]] = defaultdict(set)
-        for tile, number in zip(as_tuples(tiles), owner.tolist(), strict=True):
-            known[tile].add(windows[number])
-        wanted = {tile: grid.box(layout.start(tile), layout.stop(tile)) for tile in known}
-        complete = {tile for tile, held in known.items() if len(held) == math.prod(map(sub, *reversed(wanted[tile])))}
-        return cls(layout, frozenset(complete), {tile: held for tile, held in known.items() if tile not in complete})
 
     @property
     def empty(self) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
+from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index, IntArray
+from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed, whole_strides
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import as_index, quoted
@@ -102,6 +104,33 @@ def usual_tile(spec: TensorSpec) -> Index:
     return tile_of(spec, tile)
 
 
+_LEAST_KEPT_BYTES = 2**12
+_ROW_BYTES = 2**14
+_BLENDED_BYTES = 2**18
+_MOST_BLENDED_BYTES = 2**24
+_LONGER = 4
+"""Tiles of overlapping windows are longer along a row of windows, because rows are blended at once."""
+
+
+def tile_in_memory(spec: TensorSpec) -> Index:
+    """Return the default tile shape of a tensor in memory.
+
+    Where windows lie side by side, a tile is a window, or a row of small windows. Where they overlap, a tile has whole
+    strides.
+    """
+    grid, size = spec.grid, spec.gathered_bytes
+    tile = [min(size, stride) for size, stride in zip(grid.window.size, grid.window.stride, strict=True)]
+    nbytes, d = math.prod(tile) * size, grid.row_dim
+    if d in grid.moving:
+        if not grid.overlap_free:
+            tile[d] *= _LONGER
+        elif nbytes < _LEAST_KEPT_BYTES:
+            tile[d] *= max(1, int(_ROW_BYTES // nbytes))
+    if not grid.overlap_free:
+        tile = whole_strides(grid, tile, _BLENDED_BYTES / size, _MOST_BLENDED_BYTES / size)
+    return tile_of(spec, tile)
+
+
 def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
     sizes = [*strides]
     for d in reversed(range(len(sizes))):
@@ -135,6 +164,8 @@ class Record:
         The tiles of the tensor.
     functions : Functions
         The functions that computed what is stored.
+    device : torch.device
+        The device of the tiles in memory.
     bound : object
         The object returned by `Backend._bind_tensor` for the tensor.
     written : list of int
@@ -149,6 +180,7 @@ class Record:
     spec: TensorSpec
     layout: TileLayout
     functions: Functions
+    device: torch.device = field(default_factory=partial(torch.device, "cpu"))
     bound: object = None
     written: list[int] = field(default_factory=lambda: [0, 0])
     current: bool = True
@@ -170,6 +202,31 @@ class Record:
             holder = Holder(self)
             self._holder = weakref.ref(holder)
         return holder
+
+    @cached_property
+    def takes_windows(self) -> bool:
+        """Whether every window is a tile, pixel by pixel, except at the ends of finite dimensions."""
+        grid, followed_once = self.spec.grid, {k for k, *_ in self.spec.grid.dimensions if k is not None}
+        return (
+            self.spec.reduction is None
+            and self.spec.blender.copies
+            and len(followed_once) == sum(k is not None for k, *_ in grid.dimensions)
+            and all(
+                size == tile and offset % size == 0 and (stride == size if k is not None else offset == 0)
+                for (k, size, stride, offset, _), tile in zip(grid.dimensions, self.layout.tile_shape, strict=True)
+            )
+        )
+
+    def tiles_of(self, windows: IntArray) -> list[Index]:
+        """Return the tile of each window, if `takes_windows`."""
+        columns, none = windows.T.tolist(), [0] * len(windows)
+        moved = [(k, offset // size) for k, size, _, offset, _ in self.spec.grid.dimensions]
+        return list(
+            zip(
+                *[none if k is None else columns[k] if not by else [i + by for i in columns[k]] for k, by in moved],
+                strict=True,
+            )
+        )
 
     @cached_property
     def gathered(self) -> TileLayout:
@@ -195,21 +252,24 @@ class TileLayout:
     """The tiles of a tensor.
 
     Tile ``i`` covers ``[i*size, (i+1)*size)`` in each dimension. The last tile of a finite dimension may reach past the
-    end of the dimension. Raise ValidationError if a tile has 2 GiB or more.
+    end of the dimension. Raise ValidationError if a tile has more than `largest` bytes.
     """
 
-    def __init__(self, shape: Shape, tile_shape: Index, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Shape, tile_shape: Index, dtype: torch.dtype, largest: float = LARGEST_TILE_BYTES
+    ) -> None:
         self.shape = shape
         self.tile_shape = tile_shape
         self.dtype = dtype
+        self.largest = largest
         self.tile_bytes = math.prod(tile_shape) * dtype.itemsize
-        if self.tile_bytes > LARGEST_TILE_BYTES:
+        if self.tile_bytes > largest:
             raise ValidationError(
-                f"a tile of shape {tile_shape} and {dtype} would have {self.tile_bytes} bytes, but at most "
-                f"{LARGEST_TILE_BYTES} are allowed; give a smaller tile_size, or one int per dimension to tile finite "
-                "dimensions too"
+                f"a tile of shape {tile_shape} and {dtype} would have {self.tile_bytes} bytes, but at most {largest} "
+                "are allowed; give a smaller tile_size, or one int per dimension to tile finite dimensions too"
             )
         self.grid = WindowGrid(TensorWindow(tile_shape), (None,) * len(shape))
+        self._ends = [(d, extent // tile_shape[d]) for d, extent in enumerate(shape) if extent is not None]
 
     @property
     def pixels(self) -> tuple[list[int], list[int]]:
@@ -243,6 +303,25 @@ class TileLayout:
             for i, n, extent in zip(tile, self.tile_shape, self.shape, strict=True)
         )
 
+    def is_inside(self, tile: Index) -> bool:
+        """Whether a tile lies inside the tensor, also at its end."""
+        return not self._ends or all(tile[d] < end for d, end in self._ends)
+
+    def parts(
+        self, start: Sequence[int], stop: Sequence[int]
+    ) -> Iterable[tuple[Index, tuple[slice, ...], tuple[slice, ...]]]:
+        """Cut the region ``[start, stop)`` at tile borders.
+
+        Return for each tile its index, the slices of the part inside the tile, and the slices inside the region.
+        """
+        tiles, sources, targets = [], [], []
+        for n, a, b in zip(self.tile_shape, start, stop, strict=True):
+            tiles.append(range(a // n, -(-b // n)))
+            bounds = [(i * n, max(i * n, a), min(i * n + n, b)) for i in tiles[-1]]
+            sources.append([slice(low - begin, high - begin) for begin, low, high in bounds])
+            targets.append([slice(low - a, high - a) for _, low, high in bounds])
+        return zip(*(itertools.product(*each) for each in (tiles, sources, targets)), strict=True)
+
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the tiles touched by a region, as a box ``[low, high)`` of tile indices.
 
@@ -268,21 +347,19 @@ class TileLayout:
             to.append(slice(low[-1] - a, min(i * n + n, b) - a))
         return low, tuple(to)
 
-    def copy(self, tiles: Mapping[Index, Array], target: Array, start: Sequence[int]) -> None:
-        """Copy the pixels of `tiles` into `target`.
 
-        `start` is the first pixel of `target`. The tiles must cover `target`.
-        """
-        for tile, block in tiles.items():
-            copy_shared(block, self.start(tile), target, start)
-
-
-def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reduction | None) -> TileLayout:
+def layout_of(
+    shape: Shape,
+    tile: Index,
+    dtype: torch.dtype,
+    reduction: Reduction | None,
+    largest: float = LARGEST_TILE_BYTES,
+) -> TileLayout:
     """Return the layout of a tensor, after a check of the tile size.
 
     Raise ValidationError if tiles are too large, or do not fit the reduction.
     """
-    layout = TileLayout(shape, tile, dtype)
+    layout = TileLayout(shape, tile, dtype, largest)
     if reduction is not None:
         if reduction.out_channels not in (None, tile[0]):
             raise ValidationError(
@@ -300,7 +377,7 @@ def gathered_layout(reduction: Reduction, layout: TileLayout) -> TileLayout:
     them into the values in a tile of `layout`, for example the class with the highest score.
     """
     shape, tile = (gathered_shape(reduction, extents) for extents in (layout.shape, layout.tile_shape))
-    return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype)
+    return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype, layout.largest)
 
 
 def copy_shared(source: Array, source_start: Sequence[int], target: Array, target_start: Sequence[int]) -> None:

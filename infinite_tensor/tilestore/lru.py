@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import as_index, quoted
 
 _FEW = 4
+_MISSING = (None, 0)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -52,6 +53,11 @@ class LRU(Generic[K, V]):
         limits = [*self._lent.values(), *([] if self.max_bytes is None else [self.max_bytes])]
         return min(limits, default=None)
 
+    @property
+    def limited(self) -> bool:
+        """Whether values may be removed."""
+        return self.max_items is not None or self.most_bytes is not None
+
     def lend(self, held: threading.Lock, room: int) -> None:
         """Limit the total size while the lock `held` is locked.
 
@@ -86,6 +92,25 @@ class LRU(Generic[K, V]):
         self._entries.move_to_end(key)
         return entry[0]
 
+    def get_all(self, keys: Iterable[K]) -> list[V | None]:
+        """Return the value of each key, or None; see `get`."""
+        wanted = list(keys)
+        found = [self._entries.get(key, _MISSING)[0] for key in wanted]
+        if self.limited:
+            for key, value in zip(wanted, found, strict=True):
+                if value is not None:
+                    self._entries.move_to_end(key)
+        return found
+
+    def add(self, values: Mapping[K, V], sizes: Iterable[int]) -> dict[K, V]:
+        """Add values, except for keys that have one, and return the values of these keys; see `put`."""
+        known = {key: self._entries[key][0] for key in values.keys() & self._entries.keys()}
+        for (key, value), size in zip(values.items(), sizes, strict=True):
+            if key not in known:
+                self._entries[key] = value, size
+                self.total_bytes += size
+        return known
+
     def look(self, key: K, default: V | None = None) -> V | None:
         """Return the value of `key`, or `default`.
 
@@ -99,9 +124,9 @@ class LRU(Generic[K, V]):
 
         Call `evict` afterwards to apply the limits.
         """
-        self.pop(key)
+        _, before = self._entries.pop(key, (None, 0))
         self._entries[key] = value, size
-        self.total_bytes += size
+        self.total_bytes += size - before
 
     def pop(self, key: K) -> V | None:
         """Remove `key`, and return the value, or None for an unknown key."""

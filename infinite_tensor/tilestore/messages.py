@@ -353,7 +353,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
 
 def _level_of_caller() -> int:
     """Return the `stacklevel` of the user's code, the caller of this package."""
-    level, frame = 1, sys._getframe(1)  # noqa: SLF001  (other ways are slower)
+    level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
         level, frame = level + 1, frame.f_back
     return level

@@ -7,9 +7,9 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import safetensors.torch
 import torch
@@ -52,6 +52,12 @@ class PartialTile:
     def nbytes(self) -> int:
         """Size in bytes."""
         return sum(block.nbytes for block in (self.prefix, *self.pieces.values()) if block is not None)
+
+    def _to(self, device: torch.device, dtype: torch.dtype, accumulator: torch.dtype) -> PartialTile:
+        """Return the windows on another device and in another dtype."""
+        pieces = {index: piece.to(device, dtype) for index, piece in self.pieces.items()}
+        prefix = None if self.prefix is None else self.prefix.to(device, accumulator)
+        return PartialTile(prefix, self.prefix_length, pieces)
 
     @staticmethod
     def merged(parts: Iterable[PartialTile]) -> PartialTile | None:
@@ -153,11 +159,29 @@ def _digest(place: str, metadata: Mapping[str, str], raw: Mapping[str, torch.Ten
     return digest.hexdigest()
 
 
+class Row(NamedTuple):
+    """Windows of a tile, adjacent along the last coordinate, cut to the tile along all other dimensions.
+
+    Attributes
+    ----------
+    rank : int
+        The position of the first window among all windows over the tile.
+    start : sequence of int
+        The first pixel of the first window, after the cut.
+    windows : array of shape (N, *extents)
+        The windows.
+    """
+
+    rank: int
+    start: Sequence[int]
+    windows: Array
+
+
 class TileInProgress:
     """A tile in memory that collects windows until it is complete.
 
     Windows arrive in any order. All windows before the first missing window are blended immediately, into the prefix.
-    Later windows wait as pieces. So every pixel is blended in lexicographic order, and heavy overlap takes little
+    Later windows wait in rows. So every pixel is blended in lexicographic order, and heavy overlap takes little
     memory. If the tensor has a reduction, the tile is reduced when all windows have arrived.
     Not safe for threads: the store holds a lock.
 
@@ -185,10 +209,11 @@ class TileInProgress:
         self.total: int = math.prod(self._widths)
         self._prefix: Array | None = None
         self._prefix_length = 0
-        self._pieces: dict[int, Array] = {}
-        self._piece_bytes = 0
+        # The waiting windows by rank, each with its row.
+        self._waiting: dict[int, Row] = {}
+        self._waiting_bytes = 0
         self._stored_prefix = 0
-        self._stored_pieces: set[int] = set()
+        self._stored_ranks: set[int] = set()
         self.spoilt = False
 
     @property
@@ -207,26 +232,26 @@ class TileInProgress:
     @property
     def dirty(self) -> bool:
         """Whether windows were added since the last `mark_stored`."""
-        grown = self._prefix_length > self._stored_prefix or not self._pieces.keys() <= self._stored_pieces
+        grown = self._prefix_length > self._stored_prefix or not self._waiting.keys() <= self._stored_ranks
         return grown and not self.spoilt
 
     @property
     def empty(self) -> bool:
         """Whether no window is known yet."""
-        return not self._prefix_length and not self._pieces
+        return not self._prefix_length and not self._waiting
 
     @property
     def nbytes(self) -> int:
         """Memory used by the tile, in bytes."""
-        return self._piece_bytes + (0 if self._prefix is None else self._prefix.nbytes)
+        return self._waiting_bytes + (0 if self._prefix is None else self._prefix.nbytes)
 
     def __contains__(self, index: Index) -> bool:
         rank = self._rank(self._lifted(index))
-        return rank < self._prefix_length or rank in self._pieces
+        return rank < self._prefix_length or rank in self._waiting
 
     def known(self) -> frozenset[Index]:
         """Return the indices of all known windows."""
-        return frozenset(map(self._lowered, map(self._index, (*range(self._prefix_length), *self._pieces))))
+        return frozenset(map(self._lowered, map(self._index, (*range(self._prefix_length), *self._waiting))))
 
     # Not cached, because a tensor opened without functions may get them later.
     @property
@@ -259,14 +284,22 @@ class TileInProgress:
         if not len(windows):
             return
         self.spoilt = True
-        if rank == self._prefix_length and self._pieces.keys().isdisjoint(range(rank, rank + len(windows))):
-            self._blend_in(len(windows), self._blender.fold_row, windows, index)
-        else:
-            for number, window in enumerate(windows, rank):
-                if number not in self._pieces:
-                    self._keep(number, self._piece_of(window, self._index(number)))
+        for begin, end in self._unknown(rank, len(windows)):
+            if rank + begin == self._prefix_length:
+                self._blend_in(windows[begin:end], (*index[:-1], index[-1] + begin))
+            else:
+                self._keep(rank + begin, windows[begin:end])
         self._absorb()
         self.spoilt = False
+
+    def _unknown(self, rank: int, count: int) -> list[tuple[int, int]]:
+        """Find the runs of windows to add: each run is ``[begin, end)``, counted from the window of `rank`."""
+        if self._waiting.keys().isdisjoint(range(rank, rank + count)):
+            return [(0, count)]
+        missing = [number for number in range(count) if rank + number not in self._waiting]
+        begins = [n for n in missing if rank + n - 1 in self._waiting or not n]
+        ends = [n + 1 for n in missing if rank + n + 1 in self._waiting or n + 1 == count]
+        return list(zip(begins, ends, strict=True))
 
     def merge(self, partial: PartialTile) -> None:
         """Add the stored windows of the tile.
@@ -278,13 +311,13 @@ class TileInProgress:
         if partial.prefix is not None and partial.prefix_length > self._prefix_length:
             self._begin_with(copied(as_array(partial.prefix)), partial.prefix_length)
             self._stored_prefix = partial.prefix_length
-            for rank in [rank for rank in self._pieces if rank < self._prefix_length]:
-                self._piece_bytes -= self._pieces.pop(rank).nbytes
+            self._waiting = {rank: row for rank, row in self._waiting.items() if rank >= self._prefix_length}
         for index, piece in partial.pieces.items():
             rank = self._rank(self._lifted(index))
-            self._stored_pieces.add(rank)
-            if rank >= self._prefix_length and rank not in self._pieces:
-                self._keep(rank, as_array(piece))
+            self._stored_ranks.add(rank)
+            if rank >= self._prefix_length and rank not in self._waiting:
+                self._waiting[rank] = Row(rank, self._piece_start(self._lifted(index)), as_array(piece)[None])
+        self._waiting_bytes = sum({id(row): row.windows.nbytes for row in self._waiting.values()}.values())
         self._absorb()
 
     @property
@@ -303,9 +336,22 @@ class TileInProgress:
             self._read(target, low)
         else:
             begin, shape = self._reducer.over(low, target.shape)
-            values = as_array(torch.empty(shape, dtype=self._layout.dtype, device="cpu"))
+            values = as_array(torch.empty(shape, dtype=self._layout.dtype, device=self._record.device))
             self._read(values, begin)
             self._reducer.reduce(values, low, target)
+
+    def serve(self, start: Sequence[int], to: tuple[slice, ...], out: Array) -> bool:
+        """Fill ``out[to]``, if all windows of these pixels are known, and return whether they are.
+
+        `out` begins at pixel `start`.
+        """
+        low = [a + part.start for a, part in zip(start, to, strict=True)]
+        high = [a + part.stop for a, part in zip(start, to, strict=True)]
+        windows = itertools.product(*map(range, *self._record.spec.grid.box(low, high)))
+        if self.spoilt or not all(index in self for index in windows):
+            return False
+        self.read(out[to], low)
+        return True
 
     def _read(self, target: Array, low: Sequence[int]) -> None:
         """Fill `target` without applying the reduction."""
@@ -320,12 +366,28 @@ class TileInProgress:
             copy_shared(self._prefix, self._start, block, low)
         else:
             self._blender.prepare(block, low)
-        if self._pieces:
-            for index in itertools.product(*map(range, *self._grid.box(low, high))):
-                piece = self._pieces.get(self._rank(index))
-                if piece is not None:
-                    self._blender.fold(block, low, piece, self._piece_start(index), index)
+        if self._waiting:
+            self._fold_waiting(block, low, *self._grid.box(low, high))
         self._blender.finish(block, low, target)
+
+    def _fold_waiting(self, block: Array, low: Sequence[int], first: Sequence[int], end: Sequence[int]) -> None:
+        """Fold the waiting windows in the box ``[first, end)`` into a block that begins at pixel `low`."""
+        for lead in itertools.product(*map(range, first[:-1], end[:-1])):
+            rank = self._rank((*lead, first[-1]))
+            stop = rank + end[-1] - first[-1]
+            while rank < stop:
+                row = self._waiting.get(rank)
+                if row is None:
+                    rank += 1
+                    continue
+                windows, start = self._rest(row, rank)
+                self._blender.fold_row(block, low, windows[: stop - rank], self._index(rank), start)
+                rank += len(windows)
+
+    def _rest(self, row: Row, rank: int) -> tuple[Array, Sequence[int]]:
+        """Return the windows of a row from `rank` on, and the first pixel of the first."""
+        skipped = rank - row.rank
+        return (row.windows[skipped:], self._grid.moved(row.start, skipped)) if skipped else (row.windows, row.start)
 
     def finished(self) -> torch.Tensor:
         """Return the pixels of a complete tile."""
@@ -338,13 +400,37 @@ class TileInProgress:
 
         If the prefix has grown, the part has the whole prefix. Return None if there are none, or if the tile is spoilt.
         """
-        ranks = self._pieces.keys() - self._stored_pieces
+        ranks = self._waiting.keys() - self._stored_ranks
         grown = self._prefix_length > self._stored_prefix
         if self.spoilt or not (ranks or grown):
             return None
-        pieces = {self._lowered(self._index(rank)): as_tensor(self._pieces[rank]) for rank in sorted(ranks)}
-        prefix = as_tensor(copied(self._prefix)) if grown and self._prefix is not None else None
-        return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
+        pieces = {self._lowered(self._index(rank)): as_tensor(self._piece(rank)) for rank in sorted(ranks)}
+        return PartialTile(self._known_prefix() if grown else None, self._prefix_length if grown else 0, pieces)
+
+    def _known_prefix(self) -> torch.Tensor:
+        """Return a copy of the prefix, blank where none of its windows are."""
+        assert self._prefix is not None
+        copy, end = self._allocated(self._layout, self._blender.accumulator), self._index(self._prefix_length)
+        self._blender.blank(as_array(copy))
+        for k, i in enumerate(end):
+            if i > self._low[k]:
+                # The windows before `end` that agree with it in the first k coordinates.
+                first = (*end[:k], *self._low[k:])
+                last = (*end[:k], i - 1, *[a + n - 1 for a, n in zip(self._low, self._widths, strict=True)][k + 1 :])
+                bounds = zip(self._start, self._piece_start(first), self._piece_stop(last), strict=True)
+                box = tuple([slice(low - begin, high - begin) for begin, low, high in bounds])
+                as_array(copy)[box] = self._prefix[box]
+        return copy
+
+    def copied(self, record: Record) -> TileInProgress:
+        """Return a copy of the tile for another record of the tensor."""
+        copy, known = TileInProgress(record, self.tile), self.unstored()
+        if known is not None:
+            spec = record.spec.gathered
+            copy.merge(known._to(record.device, spec.dtype, spec.blender.accumulator))
+            # They came from memory, and may have to be copied again.
+            copy._stored_prefix, copy._stored_ranks = 0, set()
+        return copy
 
     def mark_stored(self, partial: PartialTile) -> None:
         """Mark the windows in `partial` as stored.
@@ -353,7 +439,7 @@ class TileInProgress:
         """
         self.logged = True
         self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
-        self._stored_pieces.update(self._rank(self._lifted(index)) for index in partial.pieces)
+        self._stored_ranks.update(self._rank(self._lifted(index)) for index in partial.pieces)
 
     def _check_fits(self, partial: PartialTile) -> None:
         length = partial.prefix_length
@@ -401,21 +487,30 @@ class TileInProgress:
         window = self._grid.window
         return [min(a, b + n) for a, b, n in zip(self._stop, window.start(index), window.size, strict=True)]
 
-    def _piece_of(self, window: Array, index: Index) -> Array:
-        window_start = self._grid.window.start(index)
-        inside = []
-        for a, b, c, n in zip(self._start, self._stop, window_start, window.shape, strict=True):
-            inside.append(slice(max(a, c) - c, min(b, c + n) - c))
-        return copied(window[tuple(inside)])
+    def _piece(self, rank: int) -> Array:
+        """Return a waiting window, cut to the tile."""
+        windows, start = self._rest(self._waiting[rank], rank)
+        stop = self._piece_stop(self._index(rank))
+        cut = [slice(max(a, b) - b, end - b) for a, b, end in zip(self._start, start, stop, strict=True)]
+        return windows[0][tuple(cut)]
 
-    def _keep(self, rank: int, piece: Array) -> None:
-        self._pieces[rank] = piece
-        self._piece_bytes += piece.nbytes
+    def _keep(self, rank: int, windows: Array) -> None:
+        """Keep a row of windows until all windows before it have arrived."""
+        index = self._index(rank)
+        first, start, stop = self._grid.window.start(index), self._piece_start(index), self._piece_stop(index)
+        cut = [slice(a - b, end - b) for a, b, end in zip(start, first, stop, strict=True)]
+        if len(windows) > 1:
+            d = self._grid.row_dim
+            assert d is not None
+            start[d], cut[d] = first[d], slice(None)
+        row = Row(rank, start, copied(windows[(slice(None), *cut)]))
+        self._waiting.update(dict.fromkeys(range(rank, rank + len(windows)), row))
+        self._waiting_bytes += row.windows.nbytes
 
-    def _blend_in(self, count: int, fold: Callable[..., None], *windows: Any) -> None:
+    def _blend_in(self, windows: Array, index: Index, start: Sequence[int] | None = None) -> None:
         tile = self._begun()
-        fold(tile[self._inside], self._start, *windows)
-        self._begin_with(tile, self._prefix_length + count)
+        self._blender.fold_row(tile[self._inside], self._start, windows, index, start)
+        self._begin_with(tile, self._prefix_length + len(windows))
 
     def _begin_with(self, tile: Array, length: int) -> None:
         if length == self.total:
@@ -440,13 +535,16 @@ class TileInProgress:
         if self._prefix is not None:
             return self._prefix
         tile = as_array(self._allocated(self._layout, self._blender.accumulator))
-        self._blender.blank(tile)
+        if tile[self._inside].shape == tile.shape:
+            self._blender.prepare(tile, self._start)
+        else:
+            self._blender.blank(tile)
         return tile
 
     def _allocated(self, layout: TileLayout, dtype: torch.dtype | None = None) -> torch.Tensor:
         shape, dtype = layout.tile_shape, dtype or layout.dtype
         try:
-            return new_block(shape, dtype, torch.device("cpu"))
+            return new_block(shape, dtype, self._record.device)
         except OutOfMemoryError as error:
             raise StoreError(
                 f"no memory for the {math.prod(shape) * dtype.itemsize} bytes of tile {self.tile} of tensor "
@@ -454,10 +552,13 @@ class TileInProgress:
             ) from error
 
     def _absorb(self) -> None:
-        """Blend waiting pieces into the prefix, up to the next missing window."""
-        while self._prefix_length in self._pieces:
-            piece, index = self._pieces.pop(self._prefix_length), self._index(self._prefix_length)
-            self._piece_bytes -= piece.nbytes
-            self._blend_in(1, self._blender.fold, piece, self._piece_start(index), index)
-        if not self._pieces:
-            self._piece_bytes = 0
+        """Blend waiting windows into the prefix, up to the next missing window."""
+        while row := self._waiting.get(self._prefix_length):
+            rank = self._prefix_length
+            windows, start = self._rest(row, rank)
+            self._blend_in(windows, self._index(rank), start)
+            for each in range(rank, rank + len(windows)):
+                del self._waiting[each]
+            self._waiting_bytes -= row.windows.nbytes
+        if not self._waiting:
+            self._waiting_bytes = 0

@@ -545,4 +545,4 @@ def _readers_of(contents: Contents, tensor_id: str, digest: str | None) -> list[
 
 def contents_of(store: TileStore) -> Contents:
     """Return the `Contents` of a store, for use by the engine."""
-    return store._contents  # noqa: SLF001  (only the engine calls this)
+    return store._contents

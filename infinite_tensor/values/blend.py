@@ -191,23 +191,36 @@ class Blender:
                 within = here if origin is None else _slices(first, last, origin)
                 self._put(part.action, target, there, source[here], within)
 
-    def fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
-        """Fold a row of whole windows at once.
+    def fold_row(
+        self,
+        target: Array,
+        target_start: Sequence[int],
+        row: Array,
+        index: Index,
+        row_start: Sequence[int] | None = None,
+    ) -> None:
+        """Fold a row of windows at once.
 
-        ``row[0]`` is the window at `index`. The indices of the next windows are consecutive in the last coordinate.
+        ``row[0]`` is the window at `index`. The indices of the next windows are consecutive in the last coordinate. If
+        windows are cut to the rows of pixels that `target` has, `row_start` is the first pixel of ``row[0]``.
         """
         grid = self._grid
         count = len(row)
-        if count == 1 and self._copies:
+        if count == 1 and row_start is not None:
+            self.fold(target, target_start, row[0], row_start, index)
+            return
+        if count == 1 and self.copies:
             self._copy(target, target_start, row[0], index)
             return
         # Along a coordinate, the first window has different parts from all later windows.
         singles = count if grid.row_dim is None or count == 1 else int(index[-1] == grid.first[-1])
         for i in range(singles):
             moved = (*index[:-1], index[-1] + i)
-            self.fold(target, target_start, row[i], grid.window.start(moved), moved)
+            start = grid.window.start(moved) if row_start is None else grid.moved(row_start, i)
+            self.fold(target, target_start, row[i], start, moved)
         if singles < count:
-            self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
+            rest = None if row_start is None else grid.moved(row_start, singles)
+            self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles), rest)
 
     def _copy(self, target: Array, target_start: Sequence[int], window: Array, index: Index) -> None:
         """Copy the part of a window inside `target`.
@@ -222,10 +235,13 @@ class Blender:
             of.append(slice(low - begin, high - begin))
         target[tuple(to)] = window[tuple(of)]
 
-    def _fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
+    def _fold_row(
+        self, target: Array, target_start: Sequence[int], row: Array, index: Index, row_start: Sequence[int] | None
+    ) -> None:
         axis = self._grid.row_dim
         assert axis is not None
         start, stride = self._grid.window.start(index), self._grid.window.stride[axis]
+        cut = [0] * len(start) if row_start is None else list(map(operator.sub, row_start, start))
         begin, end = target_start[axis], target_start[axis] + target.shape[axis]
         for part in self._row_parts_of(index):
             low = [max(s + p, t) for s, p, t in zip(start, part.low, target_start, strict=True)]
@@ -240,18 +256,19 @@ class Blender:
             inner, outer = max(first, -((low[axis] - begin) // stride)), min(last, (end - low[axis]) // stride)
             if outer - inner < 2:
                 inner = outer = last
-            to, of = list(_slices(low, high, target_start)), list(_slices(low, high, start))
+            to, within = list(_slices(low, high, target_start)), list(_slices(low, high, start))
+            of = [slice(each.start - n, each.stop - n) for each, n in zip(within, cut, strict=True)]
             for i in (*range(first, inner), *range(outer, last)):
                 a, b = max(low[axis] + i * stride, begin), min(high[axis] + i * stride, end)
                 to[axis] = slice(a - begin, b - begin)
-                of[axis] = slice(a - start[axis] - i * stride, b - start[axis] - i * stride)
-                self._put(part.action, target, tuple(to), row[i][tuple(of)], of)
+                of[axis] = within[axis] = slice(a - start[axis] - i * stride, b - start[axis] - i * stride)
+                self._put(part.action, target, tuple(to), row[i][tuple(of)], within)
             if inner < outer:
                 to[axis] = slice(low[axis] + inner * stride - begin, low[axis] + outer * stride - begin)
-                of[axis] = slice(part.low[axis], part.high[axis])
+                of[axis] = within[axis] = slice(part.low[axis], part.high[axis])
                 cells = _cells(target[tuple(to)], axis, stride)
                 covered = (slice(None),) * (axis + 1) + (slice(0, high[axis] - low[axis]),)
-                self._put(part.action, cells, covered, row[inner:outer][(slice(None), *of)], of)
+                self._put(part.action, cells, covered, row[inner:outer][(slice(None), *of)], within)
 
     def _put(
         self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array, within: Sequence[slice]
@@ -307,7 +324,14 @@ class Blender:
         return self._first is self._later or self._grid.overlap_free
 
     @cached_property
-    def _copies(self) -> bool:
+    def picks(self) -> bool:
+        """Whether every pixel is a value of one window, or the initial value."""
+        actions = {self._first} if self._alike else {self._first, self._later}
+        return not self._weighs and actions <= {_Action.COPY, _Action.KEEP}
+
+    @cached_property
+    def copies(self) -> bool:
+        """Whether the pixels of every window are copied as they are."""
         return self._alike and self._first is _Action.COPY and not self._weighs
 
     @cached_property

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.filling.progress import Reporting, Tally
-from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside, is_empty
+from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.pipelines.pyramid import clear_levels
-from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_flag, checked_id, checked_progress, quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
+from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.inventory import sources_first
 from infinite_tensor.tilestore.layout import Record
-from infinite_tensor.tilestore.memory.contents import MemoryContents
-from infinite_tensor.tilestore.memory.windows import Row
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.store import TileStore, contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import differences
@@ -43,8 +38,6 @@ _INTERRUPTED = (
 _BATCH_TILES = 256
 _BATCH_BYTES = 2**25
 """Approximate bytes of pixels to move at a time."""
-_BATCH_WINDOWS = 1024
-_BATCH_WINDOW_BYTES = 2**24
 
 
 @dataclass(frozen=True)
@@ -59,10 +52,8 @@ class TensorCopy:
         The number of complete tiles moved.
     partial : int
         The number of incomplete tiles with moved windows.
-    windows : int
-        The number of windows moved one by one, from a store in memory.
     there : int
-        The number of tiles or windows not moved, because the target already had them.
+        The number of tiles not moved, because the target already had them.
     damaged : int
         The number of tiles left out because they are damaged in the source. They are computed when they are needed.
     bytes : int
@@ -72,7 +63,6 @@ class TensorCopy:
     tensor_id: str
     tiles: int = 0
     partial: int = 0
-    windows: int = 0
     there: int = 0
     damaged: int = 0
     bytes: int = 0
@@ -102,7 +92,6 @@ class CopyReport(Tabular):
     _COLUMNS: ClassVar = {
         "tiles": ("tiles", count_of),
         "partial": ("partial", count_if_any),
-        "windows": ("windows", count_if_any),
         "there already": ("there", count_if_any),
         "damaged": ("damaged", count_if_any),
         "moved": ("bytes", bytes_of),
@@ -167,9 +156,6 @@ def copy_tensor(
         raise
 
 
-_Contents = PersistentContents | MemoryContents
-
-
 @dataclass(frozen=True)
 class _Job:
     """One tensor to copy.
@@ -181,30 +167,28 @@ class _Job:
     stored : mapping
         Its definition, as stored in the source.
     record : Record or None
-        The tensor as registered with the source store; None if the source is a memory store.
+        The tensor as registered with the source store.
     selection : Selection or None
         The pixels to copy; None for all.
     """
 
     spec: TensorSpec
     stored: Mapping[str, Any]
-    record: Record | None = None
+    record: Record
     selection: Selection | None = None
 
 
-def _checked_contents(store: TileStore) -> _Contents:
+def _checked_contents(store: TileStore) -> Contents:
     contents = contents_of(store)
-    assert isinstance(contents, PersistentContents | MemoryContents)
     contents.check_open()
     return contents
 
 
-def _checked_target(other: TileStore) -> PersistentContents:
+def _checked_target(other: TileStore) -> Contents:
     contents = _checked_contents(other)
-    if isinstance(contents, MemoryContents):
+    if not contents.outlives_process:
         raise ValidationError(
-            f"{other} keeps windows, so tiles cannot be copied into it; for tiles in memory, use "
-            "ZarrTileStore('memory://name')"
+            f"{other} stores nothing, so nothing can be copied into it; use ZarrTileStore('memory://name')"
         )
     contents.check_writable("take a copy")
     return contents
@@ -233,7 +217,7 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
     return here.exists() and there.exists() and here.samefile(there)
 
 
-def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentContents) -> None:
+def _check_other(jobs: Sequence[_Job], source: Contents, target: Contents) -> None:
     """Check that the target is not the source itself."""
     for job in jobs:
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
@@ -248,7 +232,7 @@ def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentCont
 # Tensors to copy.
 
 
-def _jobs(source: _Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Job], tuple[str, ...]]:
+def _jobs(source: Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Job], tuple[str, ...]]:
     """Return a job per tensor, upstream tensors first, and the ids of absent upstream tensors."""
     found = {tensor_id: _job(source, tensor_id)}
     absent: dict[str, None] = {}
@@ -267,10 +251,8 @@ def _jobs(source: _Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_J
     return [found[name] for name in reversed(sources_first([tensor_id], args))], tuple(absent)
 
 
-def _job(source: _Contents, tensor_id: str) -> _Job:
+def _job(source: Contents, tensor_id: str) -> _Job:
     stored = source.definition_of(tensor_id)
-    if isinstance(source, MemoryContents):
-        return _Job(source.kept.specs[tensor_id], stored)
     spec = StoredTensor.of(source, tensor_id, stored).spec(tensor_id)
     with source.lock:
         record = source.registry.records.get(tensor_id) or source.registry.record_of(spec)
@@ -279,15 +261,14 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
     return _Job(spec, stored, record)
 
 
-def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Sequence[str]:
+def _in_the_way(job: _Job, source: Contents, target: Contents) -> Sequence[str]:
     """Compare a tensor to copy with the tensor of the same id in the target.
 
     Return one line per difference. There are none if the target has no such tensor. Raise ValidationError if the source
     cannot list the tiles of an unbounded tensor, and no region is given.
     """
     spec = job.spec
-    lists = isinstance(source, MemoryContents) or source.storage.finds_tiles
-    if not lists and job.selection is None and None in spec.shape:
+    if not source.storage.finds_tiles and job.selection is None and None in spec.shape:
         raise ValidationError(
             f"{source} cannot list the tiles of the unbounded tensor {spec.tensor_id!r}: its backend has no "
             "_find_tiles. Give the pixels to copy as region=..."
@@ -298,7 +279,7 @@ def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Seq
     return _differences(StoredTensor.of(target, spec.tensor_id, stored), spec)
 
 
-def _taken(target: PersistentContents, tensor_id: str, lines: Sequence[str]) -> ValidationError:
+def _taken(target: Contents, tensor_id: str, lines: Sequence[str]) -> ValidationError:
     listed = "".join(f"\n  {line}" for line in lines)
     return ValidationError(
         f"{target} already contains a tensor {tensor_id!r} with another definition:{listed}\n"
@@ -319,11 +300,8 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
 # Tiles.
 
 
-def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally) -> TensorCopy:
+def _copy(job: _Job, source: Contents, target: Contents, tally: Tally) -> TensorCopy:
     spec, selection, record = job.spec, job.selection, job.record
-    if isinstance(source, MemoryContents):
-        return windows_into_tiles(spec, source, target, selection, tally)
-    assert record is not None
     source.check_current(record)
     with target.lock:
         known = target.registry.records.get(spec.tensor_id)
@@ -340,7 +318,7 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
     return copied
 
 
-def _stored(record: Record, source: PersistentContents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
+def _stored(record: Record, source: Contents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
     if selection is not None and is_empty(selection.start, selection.stop):
         return [], []
     layout = record.layout
@@ -355,9 +333,7 @@ class Tiles:
     Each copy is read back and compared with the original.
     """
 
-    def __init__(
-        self, record: Record, source: PersistentContents, there: Record, target: PersistentContents, tally: Tally
-    ) -> None:
+    def __init__(self, record: Record, source: Contents, there: Record, target: Contents, tally: Tally) -> None:
         self._record = record
         self._source = source
         self._there = there
@@ -419,7 +395,9 @@ class Tiles:
                 # Read first, because a backend may delete only known parts.
                 storage.read_partials(self._there, begun)
             storage.write(self._tensor_id, {}, dict.fromkeys(begun), "copy")
-        self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
+        # Tiles that have left a memory store meanwhile are not damaged.
+        damaged = len(tiles) - len(moved) if self._source.outlives_process else 0
+        self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=damaged)
 
     def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
         found = self._source.storage.read_encoded(self._tensor_id, tiles)
@@ -463,7 +441,7 @@ class Tiles:
         self._move(self._source.storage.those_there(self._tensor_id, gone) if gone else [])
 
 
-def _store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
+def _store_blocks(record: Record, target: Contents, blocks: Mapping[Index, torch.Tensor]) -> None:
     with target.storing(record) as storage:
         storage.write(record.spec.tensor_id, blocks, {}, "copy")
     again = target.storage.read_tiles(record, list(blocks))
@@ -471,7 +449,7 @@ def _store_blocks(record: Record, target: PersistentContents, blocks: Mapping[In
     _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))
 
 
-def _check(record: Record, target: PersistentContents, wrong: Iterable[Index]) -> None:
+def _check(record: Record, target: Contents, wrong: Iterable[Index]) -> None:
     tiles = sorted(wrong)
     if tiles:
         more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
@@ -512,89 +490,3 @@ def _knows(found: PartialTile | None, part: PartialTile) -> bool:
     ):
         return False
     return all(_same_bits(found.pieces.get(index), piece) for index, piece in part.pieces.items())
-
-
-# Windows of a store in memory, without tiles.
-
-
-def windows_into_tiles(
-    spec: TensorSpec, source: MemoryContents, target: PersistentContents, selection: Selection | None, tally: Tally
-) -> TensorCopy:
-    """Copy windows from a memory store to a store of tiles.
-
-    The target blends the windows into tiles.
-    """
-    on_cpu = replace(spec, device=torch.device("cpu"))
-    with target.lock:
-        record = target.registry.record_of(on_cpu)
-        target.registry.amend(record, spec.definition)
-    target.check_there(record)
-    windows = _kept_windows(spec, source, selection)
-    tally.expect(len(windows))
-    moved = size = 0
-    taken: list[Index] = []
-    with closing(target.access(on_cpu)) as access:
-        for some in _window_batches(windows, spec):
-            rows = _rows(spec, source, some)
-            taken += rows
-            wanted = _among(access.add(*_bounds(spec, some)), rows.keys())
-            if wanted:
-                blocks = [as_tensor(rows[index].window(index)).to("cpu") for index in wanted]
-                access.deposit(np.array(wanted, dtype=np.int64), as_array(torch.stack(blocks)))
-                moved, size = moved + len(blocks), size + sum(block.nbytes for block in blocks)
-            access.keep(None)
-            tally.count(spec.tensor_id, len(some))
-    source.check_current(spec)
-    target.check_current(record)
-    target.flush()
-    _check_stored(on_cpu, target, taken)
-    target.check_there(record)
-    return TensorCopy(spec.tensor_id, windows=moved, there=len(taken) - moved, bytes=size)
-
-
-def _kept_windows(spec: TensorSpec, source: MemoryContents, selection: Selection | None) -> list[Index]:
-    with source.lock:
-        windows = sorted(source.kept.windows.of(spec.tensor_id)) if source.kept.keeps(spec) else []
-    if selection is None:
-        return windows
-    if is_empty(selection.start, selection.stop):
-        return []
-    box = spec.grid.box(selection.start, selection.stop)
-    return [index for index in windows if inside(index, *box)]
-
-
-def _window_batches(windows: Sequence[Index], spec: TensorSpec) -> Iterator[Sequence[Index]]:
-    size = int(np.prod(spec.gathered.definition.output_window.size)) * spec.gathered.dtype.itemsize
-    length = max(1, min(_BATCH_WINDOWS, _BATCH_WINDOW_BYTES // max(1, size)))
-    return (windows[begin : begin + length] for begin in range(0, len(windows), length))
-
-
-def _rows(spec: TensorSpec, source: MemoryContents, windows: Sequence[Index]) -> dict[Index, Row]:
-    taken = source.kept.take(spec, windows)
-    return {index: Row(index, row.window(index)[None]) for index, row in taken.items()}
-
-
-def _bounds(spec: TensorSpec, windows: Sequence[Index]) -> tuple[IntArray, IntArray]:
-    starts, stops = spec.grid.bounds(np.array(windows, dtype=np.int64))
-    for d, extent in enumerate(spec.shape):
-        if extent is not None:
-            np.clip(starts[:, d], 0, extent, out=starts[:, d])
-            np.clip(stops[:, d], 0, extent, out=stops[:, d])
-    return starts, stops
-
-
-def _among(points: IntArray, wanted: object) -> list[Index]:
-    return [index for index in as_tuples(points) if index in wanted]  # type: ignore[operator]
-
-
-def _check_stored(spec: TensorSpec, target: PersistentContents, windows: Sequence[Index]) -> None:
-    target.tiles.drop_stored(spec.tensor_id)
-    with closing(target.access(spec)) as access:
-        for some in _window_batches(windows, spec):
-            lacking = _among(access.add(*_bounds(spec, some)), set(some))
-            if lacking:
-                raise StoreError(
-                    f"{target}: window {lacking[0]} of tensor {spec.tensor_id!r} was copied, but not read back; the "
-                    "storage may be damaged. The original is unchanged: copy again"
-                )
-            access.keep(None)

@@ -125,9 +125,8 @@ def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any]) -> 
     size = contents_of(store).stored_size(tensor_id, definition, MOST_COUNTED)
     if size is None:
         return escaped("not counted: it would take too long")
-    what = "complete tile" if contents_of(store).outlives_process else "window"
     more = "" if size.counted else "at least "
-    told = [f"{more}{count_of(size.tiles)} {what}{'' if size.tiles == 1 else 's'}"]
+    told = [f"{more}{count_of(size.tiles)} complete tile{'' if size.tiles == 1 else 's'}"]
     if size.bytes is not None and size.tiles:
         told.append(f"{more}{bytes_of(size.bytes)}")
     if size.pending:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.documents import name_of
 from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.messages import cleared_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.tilestore.persistent.documents import name_of
 from infinite_tensor.values.dtypes import from_stored
 from infinite_tensor_stores.files import Unreadable
 

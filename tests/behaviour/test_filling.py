@@ -361,7 +361,7 @@ class TestUpstream:
         assert plan.windows <= sum(made(functions)) <= 1.05 * plan.windows
 
     def test_strips_compute_little_twice(self) -> None:
-        t, functions = chain(MemoryTileStore(cache_size_bytes=1))
+        t, functions = chain(MemoryTileStore(cache_size_bytes=1, tile_size=256))
         region = sl[0:2048, 0:1024]
         plan = t.plan(region, max_memory=68 * MIB)
         report = t.fill(region, max_memory=68 * MIB, progress=False)

@@ -486,7 +486,7 @@ def test_a_tensor_opened_alone_and_with_its_f_are_one_in_a_plan(tmp_path: Path) 
 def test_a_long_read_of_one_output_lets_go_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 256)
     f = Painter()
-    store, held = watched()
+    store, held = watched(tile_size=4)
     paint(f, store)[1][0:400, 0:8]
     assert held.most_windows < 30
     assert set(f.counts.values()) == {1}

@@ -159,7 +159,7 @@ class TestWhichTiles:
 
     def test_in_memory_no_window_beyond_the_region_is_computed(self) -> None:
         f = Counted(Constant((64, 64)))
-        t = built(f, (64, 64))
+        t = built(f, (64, 64), store=MemoryTileStore(tile_size=256))
         assert t.coverage(sl[0:64, 192:576]).shape == (1, 3)
         where = Mask([1, 1, 1, 1, 0, 0, 0, 0, 1], scale=64)
         t.fill(sl[0:64, 192:576], where=where, progress=False)
@@ -636,8 +636,8 @@ class TestStoredOnly:
         whole = t.coverage(region, "stored")
         assert whole.any()
         assert not whole.all()
-        calls, tile = len(f.calls), 1024 // len(whole)
-        shown = whole.repeat_interleave(tile, 0).repeat_interleave(tile, 1)
+        calls = len(f.calls)
+        shown = whole.repeat_interleave(1024 // whole.shape[0], 0).repeat_interleave(1024 // whole.shape[1], 1)
         assert torch.equal(t.stored_only(-7)[region], torch.where(shown, read, -7.0))
         assert len(f.calls) == calls
 

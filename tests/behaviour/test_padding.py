@@ -233,7 +233,7 @@ class TestInvalidation:
         # Window i reads pixels 2 i - 4 to 2 i - 2.
         reads = TensorWindow((3,), stride=(2,), offset=(-4,))
         f = Counted(lambda _ctx, _r: torch.zeros(1))
-        t = built(f, 1, (arg, reads), shape=(8,), args_padding=mode)
+        t = built(f, 1, (arg, reads), shape=(8,), args_padding=mode, store=MemoryTileStore(tile_size=1))
         t[...]
         f.calls.clear()
         arg.invalidate(sl[0:1])

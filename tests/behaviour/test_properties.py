@@ -36,8 +36,8 @@ from infinite_tensor import (
 from infinite_tensor.engine import assemble
 from infinite_tensor.errors import DependantsRemainWarning
 from infinite_tensor.filling import FillPlan, FillReport, cutting, fill
+from infinite_tensor.tilestore import layout as tile_layout
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.memory import windows
 from infinite_tensor.values import weights
 from tests.support import reference
 from tests.support.dict_store import DictTileStore
@@ -489,7 +489,8 @@ def _run(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble, "_BLOCK_BYTES", pipeline.block_bytes)
-        patch.setattr(windows, "_BLENDED_TILE_BYTES", pipeline.block_bytes // 4)
+        patch.setattr(tile_layout, "_BLENDED_BYTES", pipeline.block_bytes // 4)
+        patch.setattr(tile_layout, "_ROW_BYTES", pipeline.block_bytes // 4)
         patch.setattr(cutting, "_STEP_BYTES", pipeline.block_bytes // 2)
         patch.setattr(fill, "_DEFAULT_HELD", pipeline.block_bytes)
         patch.setattr(weights, "_IN_TILE", pipeline.block_bytes)
@@ -504,6 +505,11 @@ def _run(
 @given(pipelines())
 def test_memory_store(pipeline: Pipeline) -> None:
     _run(pipeline, lambda *_, **__: MemoryTileStore(), persistent=False)
+
+
+@given(pipelines())
+def test_memory_store_with_tiles_of_a_given_size(pipeline: Pipeline) -> None:
+    _run(pipeline, lambda _, tile_size, **__: MemoryTileStore(tile_size=tile_size), persistent=False)
 
 
 @pytest.mark.slow

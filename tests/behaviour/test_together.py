@@ -116,7 +116,7 @@ def test_each_request_gets_a_list_and_an_empty_region_computes_nothing() -> None
 @pytest.mark.parametrize(("block_bytes", "most_rows"), [(256, 14), (2048, 30)])
 def test_a_large_read_takes_all_at_one_pace(monkeypatch: pytest.MonkeyPatch, block_bytes: int, most_rows: int) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", block_bytes)
-    store, held = watched("source")
+    store, held = watched("source", tile_size=4)
     fork = Fork(store)
     parts = ("left", sl[0:256, 0:16]), ("right", sl[0:128, 0:8])
     check(read_together(*fork.parts(*parts)), *parts)

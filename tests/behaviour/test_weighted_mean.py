@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from infinite_tensor import (
+    DtypeMismatchError,
     InfiniteTensor,
-    MemoryTileStore,
     Output,
     TensorWindow,
     TileAccessError,
@@ -25,6 +25,7 @@ from infinite_tensor import (
 from infinite_tensor.values import weights
 from tests.support.blends import COMPLEX, REAL
 from tests.support.building import VARIED, built
+from tests.support.counting import Counted
 from tests.support.reference import Box, Index, Reference, Stage, region, same_bits
 from tests.support.stores import sample
 
@@ -262,14 +263,16 @@ def test_other_weights_under_the_same_id_are_refused_with_both(kind: str, tmp_pa
 # Moving.
 
 
-def test_moved_to_another_dtype_windows_are_blended_again() -> None:
-    t = make("half", MemoryTileStore(), "gaussian")
-    box = CASES["half"][2]
+def test_moved_to_another_dtype_windows_are_computed_again() -> None:
+    shape, window, box = CASES["half"]
+    f = Counted(Noise(window.size, torch.float32))
+    t = built(f, window, shape=shape, blend="gaussian")
     t[region(box)]
     t.to(torch.float64)
-    shape, window, _ = CASES["half"]
-    stage = Stage(shape, torch.float64, window, lambda ctx: HALF(ctx).double(), blend=WeightedMean("gaussian"))
-    assert same_bits(settled(t[region(box)]), settled(Reference([stage]).region(0, box)[0]))
+    with pytest.raises(DtypeMismatchError):
+        t[region(box)]
+    f.f = Noise(window.size, torch.float64)
+    assert same_bits(settled(t[region(box)]), settled(expected("half", WeightedMean("gaussian"), torch.float64)))
 
 
 @pytest.mark.parametrize("kind", ["memory", "zarr"])

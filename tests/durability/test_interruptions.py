@@ -24,7 +24,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.persistent.writer import Writer
+from infinite_tensor.tilestore.writer import Writer
 from tests.support.building import line, ones
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore

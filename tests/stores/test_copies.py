@@ -300,43 +300,46 @@ def test_another_tile_size_or_other_names_of_dimensions_are_listed(tmp_path: Pat
 # From memory.
 
 
-def test_windows_in_memory_are_copied_into_tiles_and_continue_there(tmp_path: Path) -> None:
-    store, f = MemoryTileStore(), Counted(noise)
+def test_tiles_in_memory_are_copied_with_their_size_also_incomplete_ones_and_continue_there(tmp_path: Path) -> None:
+    store, f = MemoryTileStore(tile_size=8), Counted(noise)
     expected = made(store, f)[-3:20, 0:20]
+    calls = len(f.calls)
     (copied,) = store.copy("t", tmp_path / "c.zarr", progress=False).tensors
-    assert copied.windows == len(f.calls)
+    # Of 16 tiles with windows, four lack none.
+    assert (copied.tiles, copied.partial, copied.there) == (4, 12, 0)
     copy = made(ZarrTileStore(tmp_path / "c.zarr"), f)
+    assert copy.tile_store.tensor_info("t").definition["tile_size"] == [8, 8]
     assert same_bits(copy[-3:20, 0:20], expected)
-    assert len(f.calls) == copied.windows
+    assert len(f.calls) == calls
     (again,) = store.copy("t", tmp_path / "c.zarr", progress=False).tensors
-    assert (again.windows, again.there) == (0, copied.windows)
+    assert (again.tiles, again.partial, again.there) == (0, 0, copied.tiles + copied.partial)
 
 
-def test_a_region_in_memory_is_copied_by_its_windows(tmp_path: Path) -> None:
-    store, f = MemoryTileStore(), Counted(noise)
+def test_a_region_in_memory_is_copied_by_its_tiles(tmp_path: Path) -> None:
+    store, f = MemoryTileStore(tile_size=4), Counted(noise)
     made(store, f)[0:40, 0:40]
-    (copied,) = store.copy("t", tmp_path / "c.zarr", region=sl[0:2, 0:2], progress=False).tensors
-    assert copied.windows == 4
+    (copied,) = store.copy("t", tmp_path / "c.zarr", region=sl[0:2, 0:5], progress=False).tensors
+    assert (copied.tiles, copied.partial) == (2, 0)
 
 
-def test_windows_that_leave_memory_while_they_are_copied_are_computed_in_the_copy(tmp_path: Path) -> None:
-    store = MemoryTileStore()
-    expected = made(store)[0:140, 0:140]
+def test_tiles_that_leave_memory_while_they_are_copied_are_computed_in_the_copy(tmp_path: Path) -> None:
+    store = MemoryTileStore(tile_size=6)
+    expected = made(store, window=APART)[0:120, 0:120]
     (copied,) = store.copy("t", tmp_path / "c.zarr", progress=lambda _: store.clear_cache("t")).tensors
     # Those that had been moved by then.
-    assert (copied.windows, copied.there) == (1024, 0)
+    assert (copied.tiles, copied.there, copied.damaged) == (256, 0, 0)
     f = Counted(noise)
-    assert same_bits(made(tmp_path / "c.zarr", f)[0:140, 0:140], expected)
-    assert len(f.calls) == 36**2 - 1024
+    assert same_bits(made(tmp_path / "c.zarr", f, APART)[0:120, 0:120], expected)
+    assert len(f.calls) == 20**2 - 256
 
 
-def test_a_store_that_keeps_windows_takes_no_copies(store: ZarrTileStore) -> None:
+def test_a_store_that_stores_nothing_takes_no_copies(store: ZarrTileStore) -> None:
     made(store, window=APART)[0:12, 0:12]
     for source in (store, MemoryTileStore()):
         made(source, window=APART)
         with pytest.raises(
             ValidationError,
-            match=r"so tiles cannot be copied into it; for tiles in memory, use ZarrTileStore\('memory://name'\)",
+            match=r"stores nothing, so nothing can be copied into it; use ZarrTileStore\('memory://name'\)",
         ):
             source.copy("t", MemoryTileStore(), progress=False)
 

@@ -37,7 +37,7 @@ def opens_hdf5(path: Path) -> TileStore:
 
 
 def opens_memory(_path: Path) -> TileStore:
-    return MemoryTileStore()
+    return MemoryTileStore(tile_size=TILE_SIZE)
 
 
 def made(store: TileStore) -> InfiniteTensor:

@@ -24,7 +24,7 @@ from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.memory.contents import MemoryContents
+from infinite_tensor.tilestore.memory import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.support.counting import Counted
 
@@ -141,7 +141,7 @@ def test_a_move_that_fails_midway_is_rolled_back(monkeypatch: pytest.MonkeyPatch
     def failing(*_args: object) -> TileStore:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("infinite_tensor.tilestore.memory.contents.as_tensor", failing)
+    monkeypatch.setattr("infinite_tensor.tilestore.memory._moved", failing)
     with pytest.raises(MemoryError):
         t.to(torch.float64)
     monkeypatch.undo()

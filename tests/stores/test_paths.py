@@ -123,7 +123,7 @@ def test_what_was_pending_in_a_store_that_all_have_dropped_is_stored(place: str)
         # A part of a tile: pending until a flush. The second one comes while the first may still be on its way.
         t = tensor(place, f)
         t[rows, 0:4]
-        writers.append(t.tile_store._contents.tiles._writer)  # type: ignore[attr-defined]
+        writers.append(t.tile_store._contents.tiles._writer)
         del t
         gc.collect()
     for writer in writers:

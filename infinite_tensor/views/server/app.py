@@ -27,8 +27,8 @@ from infinite_tensor.support.given import checked_count, quoted
 from infinite_tensor.support.tables import plain
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.documents import name_of
 from infinite_tensor.tilestore.inventory import sources_first
-from infinite_tensor.tilestore.persistent.documents import name_of
 from infinite_tensor.views.face import PLACES
 from infinite_tensor.views.server.served import Served, Settings, refused
 from infinite_tensor.views.server.work import Work

@@ -19,8 +19,8 @@ import torch
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.tilestore.documents import sealed
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
-from infinite_tensor.tilestore.persistent.documents import sealed
 from infinite_tensor.values.definition import json_number
 from infinite_tensor.values.dtypes import dtype_name, dtype_of, stored_dtype
 from infinite_tensor_stores.files import parsed

@@ -21,7 +21,7 @@ import h5py
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.disks import NO_LOCKS, OpenFile, allocate, lock, tell_weaker
 from infinite_tensor.support.forks import Lock, renew_in_children
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
+from infinite_tensor.tilestore.documents import GROUP, TENSOR
 from infinite_tensor_stores.hdf5 import members
 from infinite_tensor_stores.targets import check_format, check_found, check_writable
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.tilestore.documents import GROUP, TENSOR, name_of
 from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, name_of
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.hdf5 import members
 from infinite_tensor_stores.hdf5.file import ROOT, SharedFile, check_place, leave_file, open_file

@@ -15,10 +15,10 @@ import torch
 from h5py import h5d, h5p, h5s, h5t
 
 from infinite_tensor.geometry.points import Index, inside
+from infinite_tensor.tilestore.documents import largest_part, layout_of, name_of
 from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.messages import cleared_elsewhere, remade_elsewhere
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.documents import largest_part, layout_of, name_of
 from infinite_tensor.values.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.handles import TensorHandle
 from infinite_tensor_stores.hdf5 import members

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
+from infinite_tensor.tilestore.documents import largest_part, layout_of, name_of
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.persistent.documents import largest_part, layout_of, name_of
 from infinite_tensor.values.definition import Definition, Json, json_scalar, names_of, scalar_from_json
 from infinite_tensor.values.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.files import parsed

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.documents import GROUP, TENSOR
 from infinite_tensor.tilestore.inventory import Garbage
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor.tilestore.stored_definition import FORMAT
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, left_alone, read_file
 from infinite_tensor_stores.homes import Home, Stored, StoreHome, batches

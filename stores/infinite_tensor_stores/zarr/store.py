@@ -13,9 +13,9 @@ from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.documents import GROUP, layout_of
 from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
-from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
 from infinite_tensor.values.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.homes import DEFAULT_CONCURRENCY

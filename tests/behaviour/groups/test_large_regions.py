@@ -124,13 +124,14 @@ def test_invalidate_drops_a_region_of_all_tensors(world: World) -> None:
 
 
 def test_a_tensor_that_another_of_the_group_reads_is_dropped_once() -> None:
-    below, window = plain((None, None)), TensorWindow((4, 4))
-    above = InfiniteTensor((None, None), lambda _ctx, region: region, window, [below], [window])
+    store, window = MemoryTileStore(tile_size=4), TensorWindow((4, 4))
+    below = plain((None, None), tile_store=store)
+    above = InfiniteTensor((None, None), lambda _ctx, region: region, window, [below], [window], tile_store=store)
     group = TensorGroup({"below": below, "above": above})
     group.fill(sl[0:16, 0:16], progress=False)
     stored = [(t.tensor_id, t.plan(sl[0:16, 0:16]).tensors[-1].stored) for t in (below, above)]
     dropped = group.invalidate(sl[0:16, 0:16])
-    assert [(tensor.tensor_id, tensor.windows) for tensor in dropped.tensors] == stored
+    assert [(tensor.tensor_id, tensor.tiles) for tensor in dropped.tensors] == stored
     assert not group.is_filled(sl[0:4, 0:4])
 
 

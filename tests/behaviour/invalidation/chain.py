@@ -86,8 +86,8 @@ def fresh(data: Data, name: str = "top", start: int = 0, stop: int = END) -> tor
 
 
 KINDS: dict[str, Callable[[Path], TileStore]] = {
-    "memory": lambda _path: MemoryTileStore(),
-    "memory with a limit": lambda _path: MemoryTileStore(2**20),
+    "memory": lambda _path: MemoryTileStore(tile_size=TILE),
+    "memory with a limit": lambda _path: MemoryTileStore(2**20, tile_size=TILE),
     "zarr": lambda path: ZarrTileStore(path / "store", tile_size=TILE),
     "hdf5": lambda path: HDF5TileStore(path / "store.h5", tile_size=TILE),
     "third party": lambda _path: DictTileStore({}, tile_size=TILE),

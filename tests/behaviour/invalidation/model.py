@@ -1,7 +1,6 @@
 """The brute-force oracle of invalidation: which windows are known of which tile, and which are wrong.
 
-It shares no code with the library. In memory all windows of a tensor lie in one endless tile, but are dropped one by
-one.
+It shares no code with the library.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ class Model:
 
     Attributes
     ----------
-    tiles : sequence of (tuple of int or None)
-        The tile of each stage; None in memory.
+    tiles : sequence of tuple of int
+        The tile of each stage.
     """
 
     _changes: Elsewhere[list[list[Box | None]]] = Elsewhere()
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        self.tiles: Sequence[Index | None] = [None] * len(stages)
+        self.tiles: Sequence[Index] = []
         self.calls: list[Counter[Index]] = [Counter() for _ in stages]
         self.known: list[defaultdict[Index, set[Index]]] = [defaultdict(set) for _ in stages]
         self._changes = [[] for _ in stages]
@@ -88,27 +87,22 @@ class Model:
         return [Counter(windows) for windows in needed]
 
     def change(self, number: int, box: Box | None) -> list[int]:
-        """The data behind some pixels of a stage change, None for all; how much of each stage that makes wrong.
-
-        In memory these are windows, else tiles.
-        """
+        """The data behind some pixels of a stage change, None for all; how many tiles of each stage are wrong."""
         self._changes[number].append(box)
         self._reference = Reference(self.stages)
         wrong: dict[tuple[int, Index], bool] = {}
         dropped = []
         for n, tiles in enumerate(self.known):
             before = self._size(n)
-            for tile, windows in tiles.items():
-                over = windows if self.tiles[n] is None else self._windows_over(n, self._box_of(n, tile))
-                bad = {index for index in over if self._is_wrong(n, index, number, box, wrong)}
-                if bad:
-                    tiles[tile] = windows - bad if self.tiles[n] is None else set()
+            for tile in tiles:
+                over = self._windows_over(n, self._box_of(n, tile))
+                if any(self._is_wrong(n, index, number, box, wrong) for index in over):
+                    tiles[tile] = set()
             dropped.append(before - self._size(n))
         return dropped
 
     def _size(self, n: int) -> int:
-        count = len if self.tiles[n] is None else bool
-        return sum(map(count, self.known[n].values()))
+        return sum(map(bool, self.known[n].values()))
 
     def _is_wrong(
         self, n: int, index: Index, changed: int, box: Box | None, found: dict[tuple[int, Index], bool]
@@ -132,13 +126,11 @@ class Model:
 
     def _parts(self, n: int, box: Box) -> list[tuple[Index, Box]]:
         """The tiles that hold a region, each with what it holds of it."""
-        size = self.tiles[n]
-        if size is None:
-            return [((), box)]
         # Of a window that is clipped, what lies in the tensor.
         shape = self.stages[n].shape
         start = tuple(a if extent is None else max(a, 0) for a, extent in zip(box[0], shape, strict=True))
         stop = tuple(b if extent is None else min(b, extent) for b, extent in zip(box[1], shape, strict=True))
+        size = self.tiles[n]
         ranges = [range(a // s, -(-b // s)) for a, b, s in zip(start, stop, size, strict=True)]
         parts = []
         for tile in itertools.product(*ranges):
@@ -148,7 +140,7 @@ class Model:
         return parts
 
     def _box_of(self, n: int, tile: Index) -> Box:
-        size = self.tiles[n] or ()
+        size = self.tiles[n]
         low = tuple(i * s for i, s in zip(tile, size, strict=True))
         return low, tuple(a + s for a, s in zip(low, size, strict=True))
 

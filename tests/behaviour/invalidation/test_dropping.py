@@ -1,4 +1,4 @@
-"""What is dropped: the windows that are wrong, what was computed from them, and nothing else."""
+"""What is dropped: the tiles with wrong windows, those with what was computed from them, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
-from infinite_tensor.tilestore.memory import windows
-from tests.behaviour.invalidation.chain import END, KINDS, Data, chain_on, fresh, ground_on, smooth_over
+from tests.behaviour.invalidation.chain import END, KINDS, TILE, Data, chain_on, fresh, ground_on, smooth_over
 from tests.support.counting import Counted
 from tests.support.reference import Index
 
@@ -27,21 +26,48 @@ def test_what_was_computed_from_wrong_windows_is_dropped_and_nothing_else(store:
     # Windows 6 and 7 of ground hold pixels 20 and 21, and reach from 18 to 25, so 3 to 5 of mid are wrong, and 2 to 6.
     assert (told.tensors[0].start, told.tensors[0].stop) == ((18,), (25,))
     assert (told.tensors[2].start, told.tensors[2].stop) == ((10,), (35,))
-    if isinstance(store, MemoryTileStore):
-        assert (told.windows, told.tiles) == (10, 0)
-        assert sorted(data.calls) == [
-            *(("ground", n) for n in (6, 7)),
-            *(("mid", n) for n in (3, 4, 5)),
-            *(("top", n) for n in (2, 3, 4, 5, 6)),
-        ]
-    else:
-        # Pixels 18 to 29 of ground are two tiles; 12 to 29 of mid three; 6 to 35 of top five.
-        assert (told.windows, told.tiles) == (0, 10)
-        assert sorted(data.calls) == [
-            *(("ground", n) for n in range(5, 10)),
-            *(("mid", n) for n in range(2, 6)),
-            *(("top", n) for n in range(1, 8)),
-        ]
+    # Pixels 18 to 29 of ground are two tiles; 12 to 29 of mid three; 6 to 35 of top five.
+    assert told.tiles == 10
+    assert sorted(data.calls) == [
+        *(("ground", n) for n in range(5, 10)),
+        *(("mid", n) for n in range(2, 6)),
+        *(("top", n) for n in range(1, 8)),
+    ]
+
+
+def test_tiles_in_memory_that_are_windows_are_dropped_window_by_window() -> None:
+    f = Counted(lambda ctx: torch.full((4,), float(ctx[0])))
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=MemoryTileStore(tile_size=4))
+    t[0:40]
+    f.calls.clear()
+    assert t.invalidate(slice(7, 13)).tiles == 3
+    t[0:40]
+    assert f.calls == [(1,), (2,), (3,)]
+
+
+def test_tiles_in_memory_are_dropped_whole_where_windows_overlap() -> None:
+    f = Counted(lambda ctx: torch.full((4,), float(ctx[0])))
+    t = InfiniteTensor((None,), f, TensorWindow((4,), stride=2), tile_store=MemoryTileStore(tile_size=8))
+    t[0:24]
+    f.calls.clear()
+    # Pixel 9 lies in windows 3 and 4, which hold pixels 6 to 11, in two tiles with windows -1 to 7.
+    assert t.invalidate(9).tiles == 2
+    t[0:24]
+    assert f.calls == [(n,) for n in range(-1, 8)]
+
+
+def test_what_is_known_of_an_incomplete_tile_in_memory_outlasts_any_number_of_drops_elsewhere(tmp_path: Path) -> None:
+    f = Counted(lambda ctx: torch.full((4,), float(ctx[0])))
+    store = MemoryTileStore(tile_size=16)
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
+    t[0:4], t[8:12]
+    for _ in range(2):
+        t.invalidate(slice(16, 32))
+    f.calls.clear()
+    assert (t[0:4].tolist(), t[8:12].tolist(), f.calls) == ([0] * 4, [2] * 4, [])
+    assert store.copy("t", tmp_path / "copy.zarr", progress=False).tensors[0].partial == 1
+    copy = ZarrTileStore(tmp_path / "copy.zarr").open("t")
+    assert (copy[0:4].tolist(), copy[8:12].tolist()) == ([0] * 4, [2] * 4)
 
 
 def test_without_a_region_everything_is_dropped(store: TileStore, data: Data) -> None:
@@ -76,15 +102,14 @@ def test_a_tensor_in_the_middle_leaves_what_it_is_computed_from_and_an_empty_reg
     assert torch.equal(top[0:END], fresh(data))
     assert {name for name, _ in data.calls} == {"mid", "top"}
     told = mid.invalidate(slice(7, 7))
-    assert (told.windows, told.tiles) == (0, 0)
+    assert told.tiles == 0
     data.calls.clear()
     top[0:END]
     assert data.calls == []
 
 
-def test_pixels_that_a_memory_store_has_blended_are_dropped_too(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_BLENDED_TILE_BYTES", 64)
-    ground = ground_on(data, MemoryTileStore())
+def test_pixels_that_a_memory_store_has_blended_are_dropped_too(data: Data) -> None:
+    ground = ground_on(data, MemoryTileStore(tile_size=9))
     ground[0:END]
     data.change(20, 22)
     ground.invalidate(slice(20, 22))
@@ -170,21 +195,18 @@ def test_windows_with_gaps_between_them_lead_to_what_reads_them(store: TileStore
     ground.invalidate(slice(0, 19))
     top[0:96]
     # Windows 0 to 3 hold pixels 0, 1, 6, 7, 12, 13, 18 and 19; a window of `top` reads two pixels.
-    wrong = [(0,), (3,), (6,), (9,)]
-    if isinstance(store, MemoryTileStore):
-        assert f.calls == wrong
-    else:
-        assert set(wrong) <= set(f.calls) < {(n,) for n in range(12)}
+    wrong = {(0,), (3,), (6,), (9,)}
+    assert wrong <= set(f.calls) < {(n,) for n in range(12)}
 
 
 def test_what_was_dropped_prints_as_a_table(data: Data) -> None:
-    ground, _, top = chain_on(data, MemoryTileStore())
+    ground, _, top = chain_on(data, MemoryTileStore(tile_size=TILE))
     top[0:END]
     told = ground.invalidate(slice(20, 22))
     lines = str(told).splitlines()
-    assert lines[1].split() == ["tensor", "windows", "tiles", "pixels", "store"]
-    assert lines[2].split() == ["ground", "2", "0", "[18:25]", "MemoryTileStore()"]
-    assert lines[-1].split() == ["all", "10", "0"]
+    assert lines[1].split() == ["tensor", "tiles", "pixels", "store"]
+    assert lines[2].split() == ["ground", "2", "[18:25]", "MemoryTileStore()"]
+    assert lines[-1].split() == ["all", "10"]
     assert ">[18:25]</td>" in told._repr_html_()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from infinite_tensor import MemoryTileStore, StoreError, TensorGroup, ValidationError, ZarrTileStore
 from infinite_tensor.support.interrupts import running_f
-from infinite_tensor.tilestore.persistent.backend import Backend
+from infinite_tensor.tilestore.backend import Backend
 from tests.behaviour.invalidation.chain import END, TILE, Data, chain_on, ground_on, smooth_over
 from tests.support.dict_store import DictTileStore
 

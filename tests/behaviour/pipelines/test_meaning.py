@@ -264,7 +264,7 @@ def test_a_fact_that_a_newer_version_wrote_stays_when_another_is_added(tmp_path:
         old = copy.deepcopy(definition)
         new = {"kind": "colour of the sea", "called": "blue", "value": 3}
         definition["meaning"]["facts"].append(new)
-        contents_of(store).storage.replace("out", old, definition)  # type: ignore[attr-defined]
+        contents_of(store).storage.replace("out", old, definition)
     with open_store(tmp_path / "out.zarr") as store:
         mapped(store, {"long_name": "depth"})
         facts = store.tensor_definition("out")["meaning"]["facts"]

@@ -18,8 +18,8 @@ import pytest
 
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore import Damage
+from infinite_tensor.tilestore.documents import name_of
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.tilestore.persistent.documents import name_of
 from tests.durability.damage import flips
 from tests.durability.damage.intact import READS, TILE, Outcome, build, fill, is_right, read, tiles_read, truth
 from tests.support.interpreters import run

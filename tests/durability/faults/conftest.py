@@ -15,7 +15,7 @@ import torch
 
 from infinite_tensor import HDF5TileStore, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.tilestore.persistent.writer import Writer
+from infinite_tensor.tilestore.writer import Writer
 from tests.durability.faults.disks import SmallDisk, small_disk
 from tests.support.chain import Chain, Scrambled
 from tests.support.reference import Stage

@@ -193,7 +193,7 @@ def test_a_store_that_is_dropped_unflushed_says_what_is_lost() -> None:
 
 def test_a_long_fill_over_broken_storage_stops_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 20 * 16 * 16 * 4
-    monkeypatch.setattr("infinite_tensor.tilestore.persistent.writer._QUEUE_BYTES", limit)
+    monkeypatch.setattr("infinite_tensor.tilestore.writer._QUEUE_BYTES", limit)
     broken = Broken(cache_size_tiles=10)
     writer = broken.store._contents.tiles._writer
     raised = 0

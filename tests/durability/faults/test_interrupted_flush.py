@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.tilestore.persistent.writer import Writer
+from infinite_tensor.tilestore.writer import Writer
 from tests.durability.faults.conftest import check_stored, pair
 from tests.support.chain import Chain
 from tests.support.faulty_store import FaultyStore, Outage, writes

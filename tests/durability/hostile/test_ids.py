@@ -31,7 +31,7 @@ from infinite_tensor import (
     from_image,
     from_raster,
 )
-from infinite_tensor.tilestore.persistent.documents import id_of, name_of
+from infinite_tensor.tilestore.documents import id_of, name_of
 from tests.support.stores import sample
 
 Open: TypeAlias = Callable[[Path], TileStore]

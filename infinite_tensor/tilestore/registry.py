@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from infinite_tensor.errors import DamagedDataWarning, StoreError
+from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_of, usual_tile
+from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_in_memory, tile_of, usual_tile
 from infinite_tensor.tilestore.messages import (
     changed_args,
     check_same,
@@ -19,7 +20,7 @@ from infinite_tensor.tilestore.messages import (
     warn_of_other_meaning,
     with_reasons,
 )
-from infinite_tensor.tilestore.persistent.storage import Storage
+from infinite_tensor.tilestore.storage import Storage
 from infinite_tensor.tilestore.stored_definition import FORMAT, StoredTensor
 from infinite_tensor.values.definition import Definition, differences, same
 from infinite_tensor.values.reduction import unknown_in
@@ -41,6 +42,9 @@ class Registry:
         The tile size of new tensors; None if it was not given.
     read_only : bool
         Whether nothing is ever stored.
+    in_memory : bool
+        Whether nothing is ever in storage. Then a tensor stays registered until it is forgotten, and its tiles are on
+        its own device.
 
     Attributes
     ----------
@@ -50,9 +54,17 @@ class Registry:
         Tile sizes given for single tensors, different from the tile size of the store.
     """
 
-    def __init__(self, storage: Storage, tile_size: int | Sequence[int] | None, *, read_only: bool) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        tile_size: int | Sequence[int] | None = None,
+        *,
+        read_only: bool = False,
+        in_memory: bool = False,
+    ) -> None:
         self._storage = storage
-        self._read_only = read_only
+        self._stores = not (read_only or in_memory)
+        self._kept: dict[str, Record] | None = {} if in_memory else None
         self.tile_size = tile_size
         self.records: WeakValueDictionary[str, Record] = WeakValueDictionary()
         self.tile_sizes: dict[str, int | Sequence[int]] = {}
@@ -80,6 +92,8 @@ class Registry:
         The record is marked as no longer current. Return None if there is no record.
         """
         record = self.records.pop(tensor_id, None)
+        if self._kept is not None:
+            self._kept.pop(tensor_id, None)
         if record is not None:
             record.current = False
         return record
@@ -93,8 +107,14 @@ class Registry:
         """
         record = self.records.get(spec.tensor_id)
         if record is None:
-            record = self.records[spec.tensor_id] = self._find_or_create(spec, original)
+            record = self._find_or_create(spec, original)
+            self._add(record)
         check_same(spec.tensor_id, record.spec.definition, spec.definition, self._storage)
+        if self._kept is not None and record.device != spec.device:
+            raise ValidationError(
+                f"tensor {spec.tensor_id!r} is already kept on {record.device}, but device={spec.device} was given; "
+                "move it with tensor.to(device)"
+            )
         tile, given = record.layout.tile_shape, self.given_tile(spec)
         if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
@@ -103,6 +123,27 @@ class Registry:
             record.spec = _as_stored(spec, record.spec.definition)
         spec.hold(record.holder())
         return record
+
+    def look_up(self, spec: TensorSpec) -> Record:
+        """Return the record of a tensor; in memory, a tensor without a record is not registered."""
+        if self._kept is None:
+            return self.record_of(spec)
+        record = self.records.get(spec.tensor_id)
+        if record is not None and record.device == spec.device and same(record.spec.definition, spec.definition):
+            return record
+        return self._find_or_create(spec, None)
+
+    def replace(self, old: Record, new: Record, spec: TensorSpec) -> None:
+        """Replace a record, so that reads in progress store nothing more; `spec` keeps the new one alive."""
+        old.current = False
+        self._add(new)
+        spec.hold(new.holder())
+
+    def _add(self, record: Record) -> None:
+        tensor_id = record.spec.tensor_id
+        self.records[tensor_id] = record
+        if self._kept is not None:
+            self._kept[tensor_id] = record
 
     def amend(self, record: Record, given: Definition) -> None:
         """Store the names of dimensions and the metadata that a stored tensor lacks, and `given` has.
@@ -114,7 +155,7 @@ class Registry:
         found = amended(known, given)
         if found is not known:
             record.spec = replace(record.spec, definition=found)
-            if not self._read_only:
+            if self._stores:
                 self._store_amended(tensor_id, given)
 
     def _store_amended(self, tensor_id: str, given: Definition) -> None:
@@ -189,9 +230,12 @@ class Registry:
     def _find_or_create(self, spec: TensorSpec, original: Mapping[str, Any] | None) -> Record:
         tensor_id, given = spec.tensor_id, self.given_tile(spec)
         stored = self._storage.read_definition(tensor_id, "register")
+        if self._kept is not None:
+            layout = layout_of(spec.shape, given or tile_in_memory(spec), spec.dtype, spec.reduction, math.inf)
+            return Record(replace(spec, held=None), layout, spec.definition.functions, spec.device)
         if stored is None:
             layout = layout_of(spec.shape, given or usual_tile(spec), spec.dtype, spec.reduction)
-            if self._read_only:
+            if not self._stores:
                 return Record(replace(spec, held=None), layout, spec.definition.functions)
             stored = self._storage.create(tensor_id, _new_definition(spec, layout), original)
         found = StoredTensor.of(self._storage, tensor_id, stored)
@@ -200,7 +244,7 @@ class Registry:
         with self._storage.asked("open", tensor_id) as backend:
             bound = backend._bind_tensor(tensor_id, stored)
         own = _as_stored(spec, found.definition)
-        return Record(own, layout, found.definition.functions, bound)
+        return Record(own, layout, found.definition.functions, bound=bound)
 
 
 def _as_stored(spec: TensorSpec, stored: Definition) -> TensorSpec:

@@ -13,11 +13,18 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import checked_bytes, quoted
+from infinite_tensor.tilestore.backend import DOCUMENT_METHODS, Backend, offers
+from infinite_tensor.tilestore.cache import TileCache
+from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.lru import LRU, check_limit
-from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
-from infinite_tensor.tilestore.persistent.contents import PersistentContents
-from infinite_tensor.tilestore.persistent.storage import Storage
+from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.tilestore.registry import Registry
+from infinite_tensor.tilestore.storage import Storage
 from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.tilestore.stored_definition import FORMAT
+
+__all__ = ["FORMAT", "Damage", "Garbage", "PartialTile", "PersistentTileStore", "StoredSize", "TensorInfo"]
 
 _OF_DEFINITIONS = ("_read_definition", "_write_definition", "_delete_tensor")
 
@@ -71,8 +78,6 @@ class PersistentTileStore(TileStore, Backend):
         The number of threads on which a read runs ``f``.
     """
 
-    _contents: PersistentContents
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         taking_former_keywords(cls)
@@ -92,13 +97,15 @@ class PersistentTileStore(TileStore, Backend):
             documents = ", ".join(name for name in DOCUMENT_METHODS if not offers(self, name))
             raise TypeError(
                 f"{type(self).__name__} cannot store definitions; implement either {', '.join(missing)}, or the "
-                f"methods for documents: {documents}. See infinite_tensor.tilestore.persistent.backend"
+                f"methods for documents: {documents}. See infinite_tensor.tilestore.backend"
             )
         limits = checked_bytes("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
             raise ValidationError(f"flush_interval must be 0 or more seconds, got {quoted(flush_interval)}")
-        contents = PersistentContents(Storage(self), tile_size, LRU(*limits), flush_interval, read_only=read_only)
-        super().__init__(contents, workers=workers)
+        storage = Storage(self)
+        registry = Registry(storage, tile_size, read_only=read_only)
+        tiles = TileCache(storage, registry, LRU(*limits), flush_interval, read_only=read_only)
+        super().__init__(Contents(storage, registry, tiles, read_only=read_only), workers=workers)
         self._flush_interval = flush_interval
         flush_at_exit(self)
         renew_in_children(self)

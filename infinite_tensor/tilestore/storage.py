@@ -15,18 +15,19 @@ import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.support.allocation import Array, as_array
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.log import LOG
 from infinite_tensor.support.tables import bytes_of
+from infinite_tensor.tilestore.backend import DOCUMENT_METHODS, Backend, offers
+from infinite_tensor.tilestore.documents import TENSOR, name_of, sealed
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.messages import one_warning_of_damage, warn_of_damage, warn_of_lost
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
-from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
-from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of, sealed
 
-Entry: TypeAlias = torch.Tensor | TileInProgress
-"""A tile in memory: a complete tile (never changed) or a tile in progress."""
+Entry: TypeAlias = Array | TileInProgress
+"""A tile in memory: the pixels of a complete tile (never changed) or a tile in progress."""
 Key: TypeAlias = tuple[Record, Index]
 """A tile of a tensor."""
 
@@ -216,7 +217,7 @@ class Storage:
             chunks |= self.read_tiles(record, shared if chunks else list(begun))
         record.is_sparse = 2 * sum(chunk is not None for chunk in chunks.values()) < len(chunks)
         return {
-            tile: self._merged(record, begun[tile], partials.get(tile)) if chunk is None else chunk
+            tile: self._merged(record, begun[tile], partials.get(tile)) if chunk is None else as_array(chunk)
             for tile, chunk in chunks.items()
         }
 

@@ -6,11 +6,14 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from infinite_tensor.support.forks import Lock
-from infinite_tensor.tilestore.memory.contents import MemoryTileStore
+from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.memory import MemoryTileStore
+from infinite_tensor.values.functions import Functions
 
 _SHARE = 8
 _CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -43,21 +46,23 @@ def map_cache() -> MemoryTileStore:
         if _store is None:
             _store = _MapCache(_memory() // _SHARE)
         while _gone:
-            gone = _gone.popleft()
-            for tensor_id in (gone, *_store.tensor_ids(f"{gone}/")):
-                _store._contents.delete(tensor_id)  # noqa: SLF001  (a tensor without dependants)
+            gone, record = _gone.popleft()
+            if record is not None:
+                _store._contents.tiles.forget(record)
+            for tensor_id in _store.tensor_ids(f"{gone}/"):
+                _store._contents.delete(tensor_id)
         return _store
 
 
 _LOCK = Lock()
 _store: MemoryTileStore | None = None
-_gone: deque[str] = deque()
+_gone: deque[tuple[str, Record | None]] = deque()
 
 
 def forget_after(holder: Any, tensor_id: str) -> None:
     """Forget a tensor in the cache of maps after its `holder` is gone.
 
-    The function of the tensor is let go at once, its windows with the next call of `map_cache`.
+    The function of the tensor is let go at once, its tiles with the next call of `map_cache`.
     """
     weakref.finalize(holder, _forget, tensor_id).atexit = False
 
@@ -65,8 +70,11 @@ def forget_after(holder: Any, tensor_id: str) -> None:
 def _forget(tensor_id: str) -> None:
     # A finalizer may run at any moment, also within a call of the store: it does what takes no lock.
     assert _store is not None
-    _store._contents.kept.specs.pop(tensor_id, None)  # noqa: SLF001
-    _gone.append(tensor_id)
+    record = _store._contents.registry.forget(tensor_id)
+    if record is not None:
+        record.functions = Functions()
+        record.spec = replace(record.spec, definition=replace(record.spec.definition, functions=record.functions))
+    _gone.append((tensor_id, record))
 
 
 def _memory() -> int:

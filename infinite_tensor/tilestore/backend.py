@@ -12,10 +12,7 @@ import torch
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import MOST_AT_ONCE, Index, check_count
-from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
-from infinite_tensor.tilestore.messages import damaged_definition, damaged_group, in_the_way, warn_of_damage
-from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.documents import (
+from infinite_tensor.tilestore.documents import (
     GROUP,
     KINDS,
     TENSOR,
@@ -27,6 +24,9 @@ from infinite_tensor.tilestore.persistent.documents import (
     name_of,
     sealed,
 )
+from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
+from infinite_tensor.tilestore.messages import damaged_definition, damaged_group, in_the_way, warn_of_damage
+from infinite_tensor.tilestore.partial import PartialTile
 
 _TILES_AT_ONCE = 64
 DOCUMENT_METHODS = ("_read_documents", "_create_document", "_delete_document", "_list_documents")
@@ -338,7 +338,7 @@ def offers(backend: Backend, method: str) -> bool:
 def _lacking(backend: Backend, *methods: str) -> NotImplementedError:
     missing = ", ".join(method for method in methods if not offers(backend, method))
     return NotImplementedError(
-        f"{type(backend).__name__} does not implement {missing}; see infinite_tensor.tilestore.persistent.backend"
+        f"{type(backend).__name__} does not implement {missing}; see infinite_tensor.tilestore.backend"
     )
 
 

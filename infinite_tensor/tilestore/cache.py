@@ -14,18 +14,17 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-import torch
-
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.geometry.window_sets import BoxUnion
+from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.interrupts import wait_for
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import TileInProgress
-from infinite_tensor.tilestore.persistent.registry import Registry
-from infinite_tensor.tilestore.persistent.storage import Entry, Key, Storage
-from infinite_tensor.tilestore.persistent.writer import Write, Writer
+from infinite_tensor.tilestore.registry import Registry
+from infinite_tensor.tilestore.storage import Entry, Key, Storage
+from infinite_tensor.tilestore.writer import Write, Writer
 
 _FEW_TENSORS = 64
 """The number of unused tensors with tiles kept in memory, in case the tensors are used again."""
@@ -50,16 +49,33 @@ class TileCache:
     read_only : bool
         Whether nothing is ever stored, so that evicted tiles are lost. Even if this is False, tiles beyond the
         coordinate limits are never stored.
+    in_memory : bool
+        Whether nothing is ever in storage.
+
+    Attributes
+    ----------
+    entries, in_memory
+        As given.
+    lock : threading.RLock
+        Held while tiles are looked up or changed.
     """
 
     def __init__(
-        self, storage: Storage, registry: Registry, entries: LRU[Key, Entry], flush_interval: float, *, read_only: bool
+        self,
+        storage: Storage,
+        registry: Registry,
+        entries: LRU[Key, Entry],
+        flush_interval: float = 0.0,
+        *,
+        read_only: bool = False,
+        in_memory: bool = False,
     ) -> None:
         self._storage = storage
         self._registry = registry
         self.entries = entries
         self.flush_interval = flush_interval
-        self._read_only = read_only
+        self._stores = not (read_only or in_memory)
+        self.in_memory = in_memory
         self._writer: Writer[Key, TileInProgress] = Writer()
         self._many_tensors = 2 * _FEW_TENSORS
         self.renew()
@@ -79,21 +95,27 @@ class TileCache:
         self._loading: dict[Key, threading.Lock] = {}
         self._dirty_since: float | None = None
 
-    def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
-        """Return the tiles in a box if all are complete and in memory, else None.
+    def read(self, record: Record, start: Sequence[int], out: Array) -> bool:
+        """Fill `out` with the pixels from `start` on, and return True, if all of them are in memory.
 
-        Also return None if a write has failed and the error has not been raised yet.
+        Return False, with `out` undefined, if some are not, or if a write has failed and the error has not been raised
+        yet.
         """
-        tiles: dict[Index, torch.Tensor] = {}
+        stop = list(map(operator.add, start, out.shape))
+        parts = list(record.layout.parts(start, stop))
         with self.lock:
-            for tile in itertools.product(*map(range, *box)):
-                entry = self.entries.get((record, tile))
-                if not isinstance(entry, torch.Tensor):
-                    return None
-                tiles[tile] = entry
-        return None if self._writer.failed else tiles
+            if self.entries.look((record, parts[0][0])) is None:
+                return False
+            found = self.entries.get_all([(record, tile) for tile, _, _ in parts])
+            for (_, _, to), entry in zip(parts, found, strict=True):
+                if entry is None or (isinstance(entry, TileInProgress) and not entry.serve(start, to, out)):
+                    return False
+        for (_, of, to), entry in zip(parts, found, strict=True):
+            if entry is not None and not isinstance(entry, TileInProgress):
+                out[to] = entry[of]
+        return not self._writer.failed
 
-    def complete_at_once(self, record: Record, tile: Index) -> torch.Tensor | None:
+    def complete_at_once(self, record: Record, tile: Index) -> Array | None:
         """Return a complete tile from memory without waiting, else None.
 
         Return None if the tile is incomplete or not in memory, if a write has failed and the error has not been raised
@@ -106,7 +128,7 @@ class TileCache:
             entry = self.entries.get((record, tile))
         finally:
             self.lock.release()
-        return None if self._writer.failed or not isinstance(entry, torch.Tensor) else entry
+        return None if self._writer.failed or isinstance(entry, TileInProgress) else entry
 
     def held(self, record: Record, low: Sequence[int], high: Sequence[int]) -> dict[Index, Entry]:
         """Return the tiles in memory inside the box ``[low, high)``."""
@@ -119,10 +141,22 @@ class TileCache:
                 tiles = [tile for owner, tile in keys if owner is record and inside(tile, low, high)]
             known = {tile: self.entries.look((record, tile), jobs.get((record, tile))) for tile in tiles}
             return {
-                tile: entry.finished() if isinstance(entry, TileInProgress) and entry.pixels is not None else entry
+                tile: entry if not isinstance(entry, TileInProgress) or entry.pixels is None else entry.pixels
                 for tile, entry in known.items()
                 if entry is not None
             }
+
+    def limit(self, max_bytes: int | None) -> None:
+        """Set the limit in bytes; None is no limit."""
+        with self.lock:
+            self.entries.max_bytes = max_bytes
+            self.entries.evict(self._release)
+
+    def of(self, record: Record | None) -> dict[Index, Entry]:
+        """Return the tiles of a tensor in memory that have windows."""
+        with self.lock:
+            entries = {tile: entry for (owner, tile), entry in self.entries.items() if owner is record}
+        return {t: entry for t, entry in entries.items() if not (isinstance(entry, TileInProgress) and entry.empty)}
 
     def pending(self, record: Record) -> int:
         """Count the tiles in memory with unstored windows, for one tensor."""
@@ -136,19 +170,27 @@ class TileCache:
         return len(waiting | begun)
 
     def fetch(
-        self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
+        self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object], entries: dict[Index, Entry | None]
     ) -> None:
         """Put tiles from memory or storage into `entries`.
 
         Incomplete tiles stay pinned until `unpin` is called. If another thread is loading a tile, wait for that thread
-        instead of loading the tile again.
+        instead of loading the tile again. In memory, a missing tile is None.
         """
         wanted = list(tiles)
+        if self.in_memory:
+            with self.lock:
+                found = self.entries.get_all([(record, tile) for tile in wanted])
+                entries.update(zip(wanted, found, strict=True))
+                begun = [tile for tile in wanted if isinstance(entries[tile], TileInProgress)]
+                entries.update({tile: self._known((record, tile)) for tile in begun})
+                self._pin(record, {tile: entries[tile] for tile in begun}, reader)
+            return
         while wanted:
             wanted = self._fetch_some(record, wanted, reader, entries)
 
     def _fetch_some(
-        self, record: Record, wanted: Sequence[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
+        self, record: Record, wanted: Sequence[Index], reader: weakref.ref[object], entries: dict[Index, Entry | None]
     ) -> list[Index]:
         """Put tiles into `entries`, except tiles being loaded by another thread.
 
@@ -158,7 +200,8 @@ class TileCache:
         with loading:
             with self.lock:
                 known = {tile: self._known((record, tile)) for tile in wanted}
-                self._hand_out(record, known, reader, entries)
+                self._pin(record, known, reader)
+                entries.update({tile: entry for tile, entry in known.items() if entry is not None})
                 unknown = [tile for tile, entry in known.items() if entry is None]
                 theirs = {
                     tile: other
@@ -173,7 +216,9 @@ class TileCache:
                     # The tensor was cleared during the read. The loaded tiles may belong to a new tensor.
                     loaded = {tile: TileInProgress(record, tile) for tile in mine}
                 with self.lock:
-                    self._hand_out(record, self._enter(record, loaded), reader, entries)
+                    found = self._enter(record, loaded)
+                    self._pin(record, found, reader)
+                    entries.update(found)
                     self.entries.evict(self._release)
             finally:
                 for tile in mine:
@@ -182,18 +227,31 @@ class TileCache:
             wait_for(other)
         return list(theirs)
 
-    def _hand_out(
-        self,
-        record: Record,
-        tiles: Mapping[Index, Entry | None],
-        reader: weakref.ref[object],
-        entries: dict[Index, Entry],
-    ) -> None:
+    def _pin(self, record: Record, tiles: Mapping[Index, Entry | None], reader: weakref.ref[object]) -> None:
         for tile, entry in tiles.items():
             if isinstance(entry, TileInProgress):
                 self._pins.setdefault((record, tile), set()).add(reader)
-            if entry is not None:
-                entries[tile] = entry
+
+    def begin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> dict[Index, Entry]:
+        """Return tiles as they are in memory, with a new, pinned tile in progress for each missing tile."""
+        with self.lock:
+            known = {tile: self._known((record, tile)) for tile in tiles}
+            found = {t: TileInProgress(record, t) if entry is None else entry for t, entry in known.items()}
+            self._pin(record, found, reader)
+            if record.current:
+                self._enter(record, found)
+            return found
+
+    def put(self, record: Record, tiles: Mapping[Index, Entry]) -> dict[Index, Entry]:
+        """Keep tiles in memory, and return those that were already there, which stay."""
+        if not record.current:
+            return {}
+        with self.lock:
+            found = self.entries.add(
+                {(record, tile): array for tile, array in tiles.items()}, [a.nbytes for a in tiles.values()]
+            )
+            self.entries.evict(self._release)
+        return {tile: entry for (_, tile), entry in found.items()}
 
     def unpin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> None:
         """Undo the pinning of tiles in progress by `fetch`."""
@@ -295,12 +353,12 @@ class TileCache:
         self._writer.cancel(lambda key: key[0] is record)
         self._drop(lambda key, _entry: key[0] is record)
 
-    def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
+    def hand_over(self, old: Record, new: Record, but: BoxUnion) -> set[Index]:
         """Keep the valid tiles of a tensor in memory when some tiles are invalidated.
 
-        Complete, stored tiles are moved from the old record of the tensor to the new one. All other tiles are dropped
-        from memory, also tiles waiting to be stored. Waits for a write in progress. After this call, no tile of the old
-        record is written.
+        Complete, stored tiles are moved from the old record of the tensor to the new one; in memory, also tiles in
+        progress. All other tiles are dropped from memory, also tiles waiting to be stored. Waits for a write in
+        progress. After this call, no tile of the old record is written.
 
         Parameters
         ----------
@@ -308,16 +366,27 @@ class TileCache:
             Two records of one tensor. The new one is registered already.
         but : BoxUnion
             The invalidated tiles.
+
+        Returns
+        -------
+        set of tuple of int
+            The invalidated tiles that were in memory.
         """
         # Complete tiles waiting for the writer will not reach storage, and are not moved.
         unstored = {tile for record, tile in self._writer.jobs() if record is old}
         self._writer.cancel(lambda key: key[0] is old)
         with self.lock:
             entries = {key[1]: entry for key, entry in self.entries.items() if key[0] is old}
-            complete = [tile for tile, entry in entries.items() if isinstance(entry, torch.Tensor)]
             self._drop(lambda key, _entry: key[0] is old)
-            for tile in {*complete} - {*but.held(complete)} - unstored:
-                self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
+            doomed = {*but.held(list(entries))}
+            for tile in {*entries} - doomed - unstored:
+                entry = entries[tile]
+                if isinstance(entry, TileInProgress):
+                    # Reads in progress still change this tile.
+                    entry = entry.copied(new) if self.in_memory else None
+                if entry is not None:
+                    self.entries.put((new, tile), entry, entry.nbytes)
+        return doomed
 
     def drop_stored(self, tensor_id: str | None = None, *, in_progress: bool = False) -> None:
         """Remove stored tiles from memory.
@@ -338,7 +407,7 @@ class TileCache:
 
         A tile in memory keeps the record of its tensor alive, and a record may be large.
         """
-        if len(self._registry.records) <= self._many_tensors:
+        if self.in_memory or len(self._registry.records) <= self._many_tensors:
             return
         with self.lock:
             latest_first = dict.fromkeys(record for record, _ in reversed(list(self.entries)) if not record.is_held)
@@ -347,7 +416,7 @@ class TileCache:
         self._drop(
             lambda key, entry: (
                 key[0] in doomed
-                and (self._can_be_read_back(key, entry) or (self._read_only and not self._is_pinned(key)))
+                and (self._can_be_read_back(key, entry) or (not self._stores and not self._is_pinned(key)))
             )
         )
         # The search takes time in proportion to the number of tensors, so wait until there are twice as many.
@@ -368,6 +437,8 @@ class TileCache:
                     self.entries.pop(key)
 
     def _can_be_read_back(self, key: Key, entry: Entry) -> bool:
+        if self.in_memory:
+            return False
         return not isinstance(entry, TileInProgress) or not (entry.dirty or self._is_pinned(key))
 
     def give_up(self) -> None:
@@ -393,7 +464,7 @@ class TileCache:
         if entry is None:
             entry = self._writer.pending(key)
             if isinstance(entry, TileInProgress):
-                entry = entry.finished() if entry.pixels is not None else entry
+                entry = entry if entry.pixels is None else entry.pixels
                 self.entries.put(key, entry, entry.nbytes)
         if isinstance(entry, TileInProgress) and entry.spoilt:
             self.entries.pop(key)
@@ -408,7 +479,9 @@ class TileCache:
         }
         # Submit first: a complete tile in the cache counts as stored.
         self._submit(complete)
-        entries = dict(tiles) | {tile: job.finished() for (_, tile), job in complete.items()}
+        entries = dict(tiles) | {
+            tile: pixels for (_, tile), job in complete.items() if (pixels := job.pixels) is not None
+        }
         for tile, entry in entries.items():
             if self._dirty_since is None and isinstance(entry, TileInProgress) and entry.dirty:
                 self._dirty_since = time.monotonic()
@@ -419,8 +492,8 @@ class TileCache:
         return partial(self._storage.store, self._storage.backend, self.lock)
 
     def _submit(self, jobs: Mapping[Key, TileInProgress]) -> None:
-        stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])}
-        if stored and not self._read_only:
+        stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])} if self._stores else {}
+        if stored:
             self._writer.submit(stored, self._write())
 
     def _release(self, key: Key, entry: Entry) -> bool:

@@ -1,5 +1,0 @@
-"""`MemoryTileStore`, the store in memory."""
-
-from infinite_tensor.tilestore.memory.contents import MemoryTileStore
-
-__all__ = ["MemoryTileStore"]
