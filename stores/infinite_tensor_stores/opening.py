@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from zarr.abc.store import Store
@@ -14,9 +14,11 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.given import quoted
 from infinite_tensor_stores.files import HDF5_SUFFIXES
-from infinite_tensor_stores.hdf5.store import HDF5TileStore
 from infinite_tensor_stores.targets import Mode, absolute, is_local, local_path, text_of
 from infinite_tensor_stores.zarr.store import ZarrTileStore
+
+if TYPE_CHECKING:
+    from infinite_tensor_stores.hdf5.store import HDF5TileStore
 
 _opening = Lock()
 """Held while a shared store is opened, so that threads opening the same path at once get the same store."""
@@ -50,6 +52,9 @@ def open_store(
     if not isinstance(target, str | os.PathLike | Store):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
     if not isinstance(target, Store) and text_of(target).lower().endswith(HDF5_SUFFIXES):
+        # Imported here, because h5py is optional.
+        from infinite_tensor_stores.hdf5.store import HDF5TileStore  # noqa: PLC0415
+
         return HDF5TileStore(local_path(text_of(target)), mode=mode, **options)
     return ZarrTileStore(target, mode=mode, **options)
 

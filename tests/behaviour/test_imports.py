@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +91,18 @@ def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
 
 def test_the_version_is_told() -> None:
     assert infinite_tensor.__version__[0].isdigit()
+
+
+def test_without_h5py_other_stores_open(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.modules["h5py"] = None
+from infinite_tensor import open_store
+print(open_store(sys.argv[1] + "/s.zarr").closed)
+try:
+    open_store(sys.argv[1] + "/s.h5")
+except ImportError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\nHDF5TileStore needs the package h5py: pip install h5py\n"
