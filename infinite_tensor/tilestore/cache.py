@@ -1,4 +1,4 @@
-"""The tiles of a persistent store in memory.
+"""The tiles of a store in memory.
 
 Contains complete tiles, tiles in progress, and tiles waiting to be stored.
 """
@@ -33,8 +33,8 @@ _FEW_TENSORS = 64
 class TileCache:
     """LRU cache of tiles, in front of a background writer and storage.
 
-    Entries are complete tiles (tensors, never changed) and tiles in progress. A tile in progress is not evicted while a
-    read has pinned it, and is stored when it is evicted. Tiles waiting to be stored are in the writer.
+    Entries are the pixels of complete tiles, never changed, and tiles in progress. A tile in progress is not evicted
+    while a read has pinned it, and is stored when it is evicted. Tiles waiting to be stored are in the writer.
 
     Parameters
     ----------
@@ -483,7 +483,7 @@ class TileCache:
             tile: pixels for (_, tile), job in complete.items() if (pixels := job.pixels) is not None
         }
         for tile, entry in entries.items():
-            if self._dirty_since is None and isinstance(entry, TileInProgress) and entry.dirty:
+            if self._stores and self._dirty_since is None and isinstance(entry, TileInProgress) and entry.dirty:
                 self._dirty_since = time.monotonic()
             self.entries.put((record, tile), entry, entry.nbytes)
         return entries

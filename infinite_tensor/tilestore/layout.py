@@ -150,10 +150,10 @@ def tile_of(spec: TensorSpec, size: object) -> Index:
 
 @dataclass(eq=False)
 class Record:
-    """A tensor registered with a persistent store.
+    """A tensor registered with a store.
 
-    The store has only a weak reference to a record. Specs of the tensor, reads, and tiles in memory keep the record
-    alive.
+    A persistent store has only a weak reference to a record. Specs of the tensor, reads, and tiles in memory keep the
+    record alive.
 
     Attributes
     ----------
@@ -334,18 +334,6 @@ class TileLayout:
         """Extend a region to whole tiles, and return its bounds in pixels."""
         low, high = self.box(start, stop)
         return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
-
-    def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
-        """Return the overlap between a tile and the region ``[start, stop)``.
-
-        The result is the first pixel of the overlap, in coordinates of the tensor, and the slices for cutting the
-        overlap out of an array with the pixels of the region.
-        """
-        low, to = [], []
-        for i, n, a, b in zip(tile, self.tile_shape, start, stop, strict=True):
-            low.append(max(i * n, a))
-            to.append(slice(low[-1] - a, min(i * n + n, b) - a))
-        return low, tuple(to)
 
 
 def layout_of(

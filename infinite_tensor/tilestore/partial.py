@@ -320,11 +320,6 @@ class TileInProgress:
         self._waiting_bytes = sum({id(row): row.windows.nbytes for row in self._waiting.values()}.values())
         self._absorb()
 
-    @property
-    def record(self) -> Record:
-        """The record of the tensor."""
-        return self._record
-
     def read(self, target: Array, low: Sequence[int]) -> None:
         """Fill `target` with the pixels from `low` on.
 
@@ -560,5 +555,3 @@ class TileInProgress:
             for each in range(rank, rank + len(windows)):
                 del self._waiting[each]
             self._waiting_bytes -= row.windows.nbytes
-        if not self._waiting:
-            self._waiting_bytes = 0

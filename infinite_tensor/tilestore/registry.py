@@ -1,4 +1,4 @@
-"""The tensors in use by a persistent store."""
+"""The tensors in use by a store."""
 
 from __future__ import annotations
 
