@@ -17,6 +17,7 @@ import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore
 from infinite_tensor.engine.chain import node_of
+from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.layout import tile_in_memory
 from tests.support.building import built
 from tests.support.counting import Counted
@@ -320,3 +321,10 @@ def test_of_fills_that_have_ended_no_more_than_the_last_is_kept(limit: int | Non
                     store._contents.lend(held, SIZE)
                 del held
             assert sum(each() is not None for each in locks) <= 1
+
+
+def test_a_window_in_memory_looks_for_nothing_to_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[TileCache] = []
+    monkeypatch.setattr(TileCache, "submit_partials", looks.append)
+    overlapping(MemoryTileStore(), CountedBlend())[0:20, 0:20]
+    assert looks == []
