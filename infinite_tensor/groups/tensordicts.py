@@ -9,7 +9,6 @@ import errno
 import itertools
 import math
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from infinite_tensor.filling.stored_only import stored_pixels
 from infinite_tensor.geometry.points import with_entry
 from infinite_tensor.geometry.regions import Region, Selection, parse
 from infinite_tensor.groups.members import GroupMember, Members, read_members, shape_of, unit_of
-from infinite_tensor.support.disks import allocate_file, check_free, publish, remove, synchronize
+from infinite_tensor.support.disks import allocate_file, beside, check_free, publish, remove, synchronize
 from infinite_tensor.support.nested import Key, chosen, show
 from infinite_tensor.values.definition import Number, pixel_value
 
@@ -158,7 +157,7 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
             path, lambda path: (path / "meta.json").is_file(), "is not a memory-mapped TensorDict", overwrite=overwrite
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+        unfinished = beside(path)
         # Before writing, refuse names with invalid Unicode and names not allowed by the file system.
         "".join(itertools.chain.from_iterable(members)).encode()
         with suppress(FileNotFoundError):

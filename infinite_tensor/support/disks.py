@@ -3,10 +3,8 @@
 SMB shares, exFAT, FUSE and others have no hard links, some mounts of NFS and Lustre have no locks, and CIFS cannot sync
 folders.
 
-Files and folders are written next to their target, under the name ``.<name>.partial``, and renamed when complete. A
-killed attempt leaves the unfinished file or folder to the next attempt. A failed attempt leaves only an unfinished
-folder. Only one process at a time writes there. A leftover folder is deleted if a file is needed, and a leftover file
-if a folder is needed.
+Files and folders are written next to their target, under a hidden name of their own, and renamed when complete. Only a
+killed process leaves them behind.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
 import warnings
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from infinite_tensor.errors import StoreError, ValidationError, WeakerStorageWarning
+from infinite_tensor.errors import ValidationError, WeakerStorageWarning
 
 _NO_SUCH_CALL = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _NO_LINKS = (*_NO_SUCH_CALL, errno.EPERM, errno.EXDEV, errno.EMLINK)
@@ -192,130 +191,22 @@ class OpenFile:
         self.close()
 
 
-@contextmanager
-def unfinished_file(path: Path) -> Iterator[Path]:
-    """Create an empty file next to `path`, for this process only.
+def beside(path: Path, mark: str | None = None) -> Path:
+    """Return a hidden path next to `path`, for an unfinished file or folder.
 
-    The context value is the path of the file. At the end, the file is deleted unless renamed.
+    By default, `mark` is random. Nobody else writes to such a path, so there is no lock.
     """
-    unfinished = _beside(path)
-    with _alone(unfinished, _create_file, stat.S_ISREG, path) as is_left:
-        os.truncate(unfinished, 0)
-        try:
-            yield unfinished
-        finally:
-            if is_left():
-                remove(unfinished)
+    return path.with_name(f".{path.name}.{mark or secrets.token_hex(8)}.partial")
 
 
 @contextmanager
-def unfinished_folder(path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
-    """Create or reopen a folder next to `path`, for this process only.
-
-    The context value is the path of the folder, and a function to check whether the folder is still there. The folder
-    may contain files of an earlier attempt. The folder is not deleted at the end. After the folder is renamed, another
-    process may create a new folder under the old name.
-    """
-    unfinished = _beside(path)
-    with _alone(unfinished, _create_folder, stat.S_ISDIR, path) as is_left:
-        yield unfinished, is_left
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
-
-
-def _create_file(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-
-
-def _create_folder(path: Path) -> None:
-    path.mkdir(exist_ok=True)
-
-
-@contextmanager
-def _alone(
-    unfinished: Path, create: Callable[[Path], None], is_kind: Callable[[int], bool], path: Path
-) -> Iterator[Callable[[], bool]]:
-    """Create and lock an unfinished file or folder.
-
-    The lock ends with the process, even if killed. Yields a function to check whether the file or folder is still
-    there.
-    """
-    descriptor = _locked(unfinished, create, is_kind, path)
+def unfinished_file(path: Path) -> Iterator[Path]:
+    """Yield a hidden path next to `path`. At the end, delete what is left there."""
+    unfinished = beside(path)
     try:
-        yield lambda: _is_there(descriptor, unfinished)
+        yield unfinished
     finally:
-        os.close(descriptor)
-
-
-def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[[int], bool], path: Path) -> int:
-    while True:
-        with suppress(IsADirectoryError, FileExistsError):
-            create(unfinished)
-        try:
-            descriptor = _opened(unfinished)
-        except FileNotFoundError:
-            continue
-        try:
-            if not lock(descriptor, wait=False):
-                tell_weaker(
-                    path.parent,
-                    "this file system has no locks, so nothing prevents two processes from writing one file or "
-                    "folder at the same time",
-                )
-            if _is_there(descriptor, unfinished):
-                if is_kind(os.fstat(descriptor).st_mode) and not _has_another_name(descriptor):
-                    return descriptor
-                # An earlier attempt has left the file or folder, and nobody is writing to it.
-                remove(unfinished)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise StoreError(
-                f"another process or thread is writing {str(path)!r}; wait for it, or give another path"
-            ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        # Another process has finished and renamed the file.
-        os.close(descriptor)
-
-
-def _opened(unfinished: Path) -> int:
-    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        try:
-            # NFS requires write access to lock a file.
-            descriptor = os.open(unfinished, os.O_RDWR | flags)
-        except IsADirectoryError:
-            return os.open(unfinished, os.O_RDONLY | flags)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
-            raise
-        raise _in_the_way(unfinished) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _in_the_way(unfinished)
-    return descriptor
-
-
-def _in_the_way(unfinished: Path) -> OSError:
-    return FileExistsError(
-        f"{str(unfinished)!r} is neither a file nor a folder, but a link, a FIFO or the like; delete it"
-    )
-
-
-def _is_there(descriptor: int, path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    return False
-
-
-def _has_another_name(descriptor: int) -> bool:
-    """Whether a file has a second name. Such a file is finished, and may be in use."""
-    status = os.fstat(descriptor)
-    return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+        remove(unfinished)
 
 
 def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, overwrite: bool) -> None:
@@ -350,8 +241,6 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
     former = unfinished.with_suffix(".former")
     try:
         if overwrite and path.exists():
-            # An earlier attempt may have been killed here.
-            remove(former)
             path.rename(former)
         if unfinished.is_dir():
             unfinished.rename(path)

@@ -29,7 +29,7 @@ from numcodecs import Zstd  # type: ignore[import-untyped]
 
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.disks import check_free, publish, remove, unfinished_folder
+from infinite_tensor.support.disks import beside, check_free, publish, remove
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 from infinite_tensor.views.metadata import (
@@ -90,12 +90,14 @@ def opened_zarr(
 
     The group is published at the end, unless there was an error.
     """
+    mark = content.identity or secrets.token_hex(32)
     if is_local(target):
-        with _opened_folder(content, local_path(target).absolute(), overwrite=overwrite) as group:
+        with _opened_folder(content, local_path(target).absolute(), mark, overwrite=overwrite) as group:
             yield group.sinks()
             group.finish()
         return
-    group = _Group(content, home_of(target, storage_options, read_only=False), shown(target), is_staged=True)
+    home = home_of(target, storage_options, read_only=False)
+    group = _Group(content, home, shown(target), mark, is_staged=True)
     group.check_free(overwrite=overwrite)
     try:
         yield group.sinks()
@@ -107,25 +109,22 @@ def opened_zarr(
 
 
 @contextmanager
-def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator[_Group]:
+def _opened_folder(content: Content, path: Path, mark: str, *, overwrite: bool) -> Iterator[_Group]:
     check_free(path, lambda path: _is_export(_root_of(path)), "was not written by export", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished_folder(path) as (folder, is_left):
-        group = _Group(content, home_of(folder, None, read_only=False), str(path))
-        if not group.is_begun:
-            for each in folder.iterdir():
-                remove(each)
-        try:
-            group.mark()
-            yield group
-            for left in folder.rglob("*.partial"):
-                # A process killed while writing a chunk leaves such a file. A folder of this name is an array.
-                if left.is_file():
-                    remove(left)
-            publish(folder, path, overwrite=overwrite)
-        finally:
-            if is_left() and not group.may_continue:
-                remove(folder)
+    folder = beside(path, mark[:16])
+    group = _Group(content, home_of(folder, None, read_only=False), str(path), mark)
+    try:
+        group.mark()
+        yield group
+        for left in folder.rglob("*.partial"):
+            # A process killed while writing a chunk leaves such a file. A folder of this name is an array.
+            if left.is_file():
+                remove(left)
+        publish(folder, path, overwrite=overwrite)
+    finally:
+        if not group.may_continue:
+            remove(folder)
 
 
 def _root_of(path: Path) -> bytes | None:
@@ -157,25 +156,22 @@ class _Group:
         The home to write to.
     target : str
         The target of the export, for messages.
+    mark : str
+        The mark of the export.
     is_staged : bool
         Whether chunks are first written to a folder in the store.
     """
 
-    def __init__(self, content: Content, home: Home, target: str, *, is_staged: bool = False) -> None:
+    def __init__(self, content: Content, home: Home, target: str, mark: str, *, is_staged: bool = False) -> None:
         self._content = content
         self._home = home
         self._target = target
-        self._mark = content.identity or secrets.token_hex(32)
+        self._mark = mark
         # Another process may continue the same export, so the mark alone does not say who has written it.
         self._writer = secrets.token_hex(8)
         self._note = json.dumps({"attributes": {_MARK: self._mark, "writer": self._writer}}).encode()
         self._folder = f"{_STAGED}{self._mark}/" if is_staged else ""
         self._arrays: list[_Array] = []
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether the store contains an unfinished export of the same pixels."""
-        return _marks_in(*self._home.get([UNFINISHED])) == [self._mark]
 
     @property
     def may_continue(self) -> bool:

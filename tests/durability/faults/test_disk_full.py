@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 
 import numpy as np
@@ -181,7 +182,7 @@ def test_a_full_disk_is_named_and_a_later_export_succeeds(
         disk.fill(leaving)
         with pytest.raises(StoreError, match=rf"cannot write '.*out.{form}': (?s:.*){FULL}"):
             t.export(REGION, folder / f"out.{form}", progress=False)
-        assert set(names_in(folder)) <= {"ballast", ".out.zarr.partial"}
+        assert {re.sub(r"[0-9a-f]{16}", "N", name) for name in names_in(folder)} <= {"ballast", ".out.zarr.N.partial"}
         disk.free()
         t.export(REGION, folder / f"out.{form}", progress=False)
         assert np.array_equal(opened(folder / f"out.{form}"), t[REGION].numpy())

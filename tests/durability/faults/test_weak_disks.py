@@ -25,7 +25,6 @@ from infinite_tensor.support import disks
 from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth
 from tests.stores.blobs.rows import SHAPE, numbered
 from tests.support.counting import Counted
-from tests.support.interpreters import Team
 
 EXPORTS = ["zarr", "npy", "png", "tif"]
 LINKS, LOCKS = "this file system has no hard links", "this file system has no locks"
@@ -145,28 +144,16 @@ def test_saved_groups_need_no_hard_links(
     assert told() == []
 
 
-@pytest.mark.parametrize(
-    ("without", "code", "weakness"),
-    [
-        *((without_locks, code, LOCKS) for code in NO_LOCKS),
-        *((without_synced_folders, code, FOLDERS) for code in NO_SYNC),
-    ],
-)
+@pytest.mark.parametrize("code", NO_SYNC)
 @pytest.mark.parametrize("form", EXPORTS)
-def test_exports_need_neither_locks_nor_folders_that_can_be_synced(
-    form: str,
-    without: Callable[[pytest.MonkeyPatch, str], None],
-    code: str,
-    weakness: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    told: Callable[[], list[str]],
+def test_exports_need_no_folders_that_can_be_synced(
+    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
 ) -> None:
-    without(monkeypatch, code)
+    without_synced_folders(monkeypatch, code)
     for overwrite in (False, True, True):
         export(tmp_path, form, overwrite=overwrite)
     check_exported(tmp_path, form)
-    assert told() == [f"{tmp_path}: {weakness}"]
+    assert told() == [f"{tmp_path}: {FOLDERS}"]
 
 
 @pytest.mark.parametrize("code", NO_LOCKS)
@@ -230,8 +217,6 @@ def test_saved_groups_need_no_folder_that_can_be_synced(
 
 def test_another_error_of_a_call_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(monkeypatch, "EIO")
-    with pytest.raises(StoreError, match="Input/output error"):
-        export(tmp_path, "npy")
     with pytest.raises(StoreError, match="Input/output error"):
         TensorBlob.open(tmp_path / "blob", "w", dtype="float32", shape=SHAPE)
     without_links(monkeypatch, "EIO")
@@ -321,32 +306,3 @@ def test_a_file_system_that_cannot_copy_gets_the_content_again() -> None:
         store._home.put({"a": b"content"})
         store._home.copy({"a": "b/c"})
         assert store._home.get(["a", "b/c"]) == [b"content"] * 2
-
-
-# What lies at the hidden name beside the target of an export.
-
-IN_THE_WAY: dict[str, Callable[[Path, Path], Any]] = {
-    "a FIFO": lambda path, _: os.mkfifo(path),
-    "a link to nothing": lambda path, theirs: path.symlink_to(theirs / "new"),
-    "a link to a folder": lambda path, theirs: path.symlink_to(theirs),
-    "a link to itself": lambda path, _: path.symlink_to(path),
-    "a link to a device": lambda path, _: path.symlink_to("/dev/null"),
-}
-
-
-@pytest.mark.parametrize("kind", IN_THE_WAY)
-@pytest.mark.parametrize("form", ["zarr", "npy"])
-def test_what_no_export_has_left_is_refused_and_left_as_it_is(form: str, kind: str, tmp_path: Path) -> None:
-    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    theirs.mkdir()
-    ours.mkdir()
-    hidden = ours / f".out.{form}.partial"
-    IN_THE_WAY[kind](hidden, theirs)
-    before = hidden.lstat()
-    with Team(1) as team, pytest.raises(StoreError, match=rf"{hidden.name}' is neither a file nor a folder.*delete it"):
-        team.members[0].call(export, ours, form)
-    assert os.path.samestat(hidden.lstat(), before)
-    assert names_in(theirs) == []
-    hidden.unlink()
-    export(ours, form)
-    check_exported(ours, form)

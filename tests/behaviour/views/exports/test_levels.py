@@ -325,14 +325,14 @@ def test_an_export_that_was_stopped_among_levels_continues_there(filled: bool, t
         def watch(progress: Any) -> None:
             nonlocal done
             done = progress.done
-            if stop_at is not None and (tmp_path / ".out.zarr.partial" / stop_at).exists():
+            if stop_at is not None and any(tmp_path.glob(f".out.zarr.*.partial/{stop_at}")):
                 raise KeyboardInterrupt
 
         t.export(sl[-700:700, 0:1400], tmp_path / "out.zarr", pyramid=2, progress=watch)
 
     def chunks(folder: str) -> dict[str, int]:
-        found = (tmp_path / folder).glob("s*/height/c/*/*")
-        return {path.relative_to(tmp_path / folder).as_posix(): path.stat().st_mtime_ns for path in found}
+        (root,) = tmp_path.glob(folder)
+        return {path.relative_to(root).as_posix(): path.stat().st_mtime_ns for path in root.glob("s*/height/c/*/*")}
 
     with ZarrTileStore(tmp_path / "s", tile_size=128) as store:
         t = unbounded(tile_store=store)
@@ -340,7 +340,7 @@ def test_an_export_that_was_stopped_among_levels_continues_there(filled: bool, t
             t.fill(sl[-1024:1024, 0:2048], pyramid=True, progress=False)
         with pytest.raises(KeyboardInterrupt):
             exported(t, "s1/height/c/0/0")
-        before = chunks(".out.zarr.partial")
+        before = chunks(".out.zarr.*.partial")
         assert any(path.startswith("s1") for path in before)
         exported(t, None)
         after = chunks("out.zarr")

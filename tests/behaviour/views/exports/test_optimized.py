@@ -196,12 +196,3 @@ def test_a_copy_that_lacks_its_end_is_an_error(lost: int, tmp_path: Path, monkey
     with pytest.raises(StoreError, match=r"cannot write '.*out.tif': RasterioIOError"):
         from_array(noise(600, 700)).export(..., tmp_path / "out.tif")
     assert names_in(tmp_path) == []
-
-
-def test_what_a_killed_export_has_left_is_gone_after_the_next(tmp_path: Path) -> None:
-    (tmp_path / "theirs").write_text("all of it")
-    for ending in (".tiled", ".ovr.tmp", ".msk.ovr.tmp"):
-        (tmp_path / f".out.tif.partial{ending}").symlink_to(tmp_path / "theirs")
-    from_array(torch.zeros(20, 30)).export(..., tmp_path / "out.tif")
-    assert names_in(tmp_path) == ["out.tif", "theirs"]
-    assert (tmp_path / "theirs").read_text() == "all of it"
