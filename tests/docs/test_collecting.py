@@ -47,7 +47,7 @@ def test_modules_that_need_a_package_of_an_extra_are_skipped_and_those_of_s3_fai
     assert told, done.stdout[-2000:] + done.stderr[-2000:]
     assert required.startswith("0\n"), collected[-2000:]
     assert "test_properties.py:1: needs the package hypothesis" in collected
-    assert "tests/behaviour/test_behaviour.py: " in collected
+    assert "tests/behaviour/test_imports.py: " in collected
     assert "tests/stores/s3/test_conformance.py: " not in collected
     assert "those of S3: 0\n" not in required
     assert "those of S3: " in required

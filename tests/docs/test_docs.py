@@ -152,6 +152,10 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow:
         # torch.compile removes its own names, which begin with an underscore.
         for name in [name for name in module.__dict__ if not name.startswith("_")]:
             del module.__dict__[name]
+        # Another page may save another file under the same name.
+        for name, found in list(sys.modules.items()):
+            if str(getattr(found, "__file__", None)).startswith(f"{folder}/"):
+                del sys.modules[name]
     written = [folder / name for name in _PICTURE.findall(page.read_text(encoding="utf-8"))]
     assert [path.name for path in written if path.exists() and not is_drawn(path)] == []
     if missing:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# A conftest is imported before `tests/conftest.py` can skip what needs a package of an extra.
+pytest.importorskip("h5py")
+
 from infinite_tensor import TileStore
 from tests.behaviour.invalidation.chain import KINDS, Data
 from tests.support.stores import sample

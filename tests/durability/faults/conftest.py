@@ -13,6 +13,9 @@ from typing import TypeAlias
 import pytest
 import torch
 
+# A conftest is imported before `tests/conftest.py` can skip what needs a package of an extra.
+pytest.importorskip("h5py")
+
 from infinite_tensor import HDF5TileStore, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.writer import Writer
