@@ -14,7 +14,7 @@ from infinite_tensor.engine.args import region_of
 from infinite_tensor.engine.claims import CLAIMS, Work, Worker
 from infinite_tensor.engine.returned import Check, as_list, entries_of, named
 from infinite_tensor.support.allocation import Array, as_array, keep_at_hand, new_block
-from infinite_tensor.support.interrupts import changing, entered, running_f
+from infinite_tensor.support.interrupts import entered, running_f
 from infinite_tensor.support.log import LOG
 from infinite_tensor.tilestore.contents import Contents
 
@@ -140,8 +140,7 @@ class Deposits:
         `position` is the position of the index in the workload. Afterwards, ``f`` may reuse the memory of the windows.
         """
         if self._straight:
-            with changing():
-                self._deposit([position], [each[None] for each in (window, *others)])
+            self._deposit([position], [each[None] for each in (window, *others)])
             return
         end = self._end
         if end == self._length:
@@ -180,12 +179,11 @@ class Deposits:
             for store in self._stores:
                 if store.flush_requested:
                     self.send()
-                    with changing():
-                        store.flush_if_requested()
+                    store.flush_if_requested()
 
     def send(self) -> None:
         """Store the collected windows."""
-        with changing(), self._lock:
+        with self._lock:
             begin, end = self._begin, self._end
             self._begin = end
             if begin < end:

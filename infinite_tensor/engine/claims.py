@@ -219,7 +219,8 @@ class Claims:
             for work in works:
                 stages.setdefault(work.workload.computation.depth, []).append(work)
                 work.peers = self._works.setdefault(work.workload.computation, [])
-                work.peers.append(work)
+                # An exception of a signal handler may have kept a read from leaving.
+                work.peers[:] = [*(peer for peer in work.peers if peer.running.locked()), work]
                 for peer in work.peers:
                     peer.is_shared = peer.is_shared or len(work.peers) > 1
         return sorted(stages.items())
@@ -232,16 +233,6 @@ class Claims:
                     work.peers.remove(work)
                     if not work.peers:
                         self._works.pop(work.workload.computation, None)
-
-    def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (whatever it is)
-        """Unregister the works of interrupted reads.
-
-        An interrupt may keep a read from calling `leave`.
-        """
-        with self._lock:
-            for peers in self._works.values():
-                peers[:] = [peer for peer in peers if peer.running.locked()]
-            self._changed.notify_all()
 
     def start(self, work: Work, send: Callable[[], None]) -> Worker:
         """Register this thread as a worker.
@@ -266,7 +257,7 @@ class Claims:
     def begin(self, worker: Worker) -> list[int]:
         """Claim windows for the next call of ``f``, and return their positions.
 
-        The list is empty if no windows are left. A KeyboardInterrupt may be raised at any line of this method.
+        The list is empty if no windows are left.
         """
         with self._lock:
             worker.current = positions = worker.work.next()

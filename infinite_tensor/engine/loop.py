@@ -12,7 +12,7 @@ import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import TypeAlias
 
@@ -27,7 +27,7 @@ from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
-from infinite_tensor.support.interrupts import at_rest, changing, entered, known, store_call, wait_for
+from infinite_tensor.support.interrupts import entered, store_call, wait_for
 from infinite_tensor.support.stopping import end_if_unwanted
 from infinite_tensor.support.threads import begin
 
@@ -218,20 +218,17 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
 
     Several threads may call this function with the same `work`. They then share the windows.
     """
-    # Without args, other threads see no change until the collected windows are stored.
-    between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
     # A nested read is part of a call of f, and a call of f is always finished.
     may_end = not is_nested()
     deposits, is_watched = Deposits(work), False
-    with ExitStack() as stack, deposits as worker, between_calls:
+    with ExitStack() as stack, deposits as worker:
         calls = Calls(work)
         while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(worker)):
             if may_end:
                 end_if_unwanted()
             if not is_watched:
                 # Only now, because other threads may compute all windows.
-                with changing():
-                    stack.enter_context(watching_first_calls(work.workload.computation))
+                stack.enter_context(watching_first_calls(work.workload.computation))
                 is_watched = True
             calls.run(positions, deposits.put)
             deposits.tend()
@@ -267,4 +264,4 @@ def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
             wait_for(ended)
         raise
     if errors:
-        raise known(errors[0])
+        raise errors[0]

@@ -392,10 +392,10 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
                         {node: _wanted(cuts[node].target, band) for node, band in bands.items()}, taken, tally, workers
                     )
     finally:
-        # A store closed by an interrupt cannot be flushed.
         for store in job.stores:
             if not store.closed:
-                store.flush()
+                with store_call(store):
+                    store.flush()
 
 
 def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:

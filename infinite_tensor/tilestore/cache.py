@@ -441,13 +441,6 @@ class TileCache:
             return False
         return not isinstance(entry, TileInProgress) or not (entry.dirty or self._is_pinned(key))
 
-    def give_up(self) -> None:
-        """Discard all queued writes.
-
-        A write in progress continues.
-        """
-        self._writer.give_up()
-
     def drop(self) -> None:
         """Drop all tiles, stored or not."""
         self._writer.cancel(lambda _key: True)

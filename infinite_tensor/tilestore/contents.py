@@ -84,7 +84,6 @@ class Contents:
         self._released = False
         self.lock = threading.RLock()
         self.closed = False
-        self._cut_by = ""
         self.read_only = read_only
         self.flush_requested = False
         renew_in_children(self)
@@ -96,17 +95,7 @@ class Contents:
     def check_open(self) -> None:
         """Raise StoreError if the store has been closed."""
         if self.closed:
-            raise StoreError(f"{self} is closed{self._cut_by}; open it again with `with store:`")
-
-    def cut_through(self, error: BaseException) -> None:
-        """Handle an interrupt in the middle of a change, such as a Ctrl-C.
-
-        The state in memory may be inconsistent, so the store is closed, and all queued writes are discarded. Later
-        calls raise an error that names `error`.
-        """
-        self.closed = True
-        self.tiles.give_up()
-        self._cut_by = f" after {error!r} in the middle of a change (stored data is intact)"
+            raise StoreError(f"{self} is closed; open it again with `with store:`")
 
     def check_writable(self, action: str) -> None:
         """Raise ValidationError if the store is read-only."""
@@ -139,7 +128,7 @@ class Contents:
 
         The next `close` then releases files again.
         """
-        self.closed, self._cut_by = False, ""
+        self.closed = False
         self._released = False
 
     @store_method

@@ -123,13 +123,6 @@ class MemoryContents(Contents):
         self._backend.keep(registry, tiles)
         super().__init__(storage, registry, tiles)
 
-    def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store stays open)
-        """Handle an interrupt in the middle of a change: drop all tiles.
-
-        Unlike in `Contents.cut_through`, the store stays open, because the windows can be computed again.
-        """
-        self.tiles.drop()
-
     @store_method
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """Move the tiles of a tensor to another device or dtype.

@@ -91,11 +91,13 @@ class Registry:
 
         The record is marked as no longer current. Return None if there is no record.
         """
-        record = self.records.pop(tensor_id, None)
+        record = self.records.get(tensor_id)
+        if record is not None:
+            # First, so that whatever comes in between, nothing of a forgotten tensor is stored.
+            record.current = False
+        self.records.pop(tensor_id, None)
         if self._kept is not None:
             self._kept.pop(tensor_id, None)
-        if record is not None:
-            record.current = False
         return record
 
     def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
@@ -106,7 +108,7 @@ class Registry:
         long as `spec`. Raise ValidationError if the store has a different tensor under the same id.
         """
         record = self.records.get(spec.tensor_id)
-        if record is None:
+        if record is None or not record.current:
             record = self._find_or_create(spec, original)
             self._add(record)
         check_same(spec.tensor_id, record.spec.definition, spec.definition, self._storage)

@@ -520,7 +520,7 @@ class TileStore:
     def __enter__(self) -> Self:
         with self._contents.lock:
             if self._contents.closed:
-                # An interrupted call marks the store as closed, but does not release memory and files.
+                # An interrupted `close` may not have released memory and files.
                 self._contents.close(discard=True)
                 self._resume()
                 self._contents.resumed()

@@ -62,11 +62,14 @@ class Writer(Generic[K, J]):
 
     def submit(self, jobs: Mapping[K, J], write: Write[K, J]) -> None:
         """Queue jobs for writing."""
-        with self._lock:
-            for key, job in jobs.items():
-                self._queued[key] = job
-                self._failed.pop(key, None)
-        self._start(write)
+        try:
+            with self._lock:
+                for key, job in jobs.items():
+                    self._queued[key] = job
+                    self._failed.pop(key, None)
+        finally:
+            # Also after an exception of a signal handler, because `throttle` waits for the queue.
+            self._start(write)
 
     def pending(self, key: K) -> J | None:
         """Return the latest unstored job for `key`, or None."""
@@ -135,12 +138,6 @@ class Writer(Generic[K, J]):
         with self._lock:
             for key in filter(matches, list(self._failed)):
                 del self._failed[key]
-
-    def give_up(self) -> None:
-        """Remove all queued jobs, without storing the data."""
-        with self._lock:
-            self._queued = {}
-            self._stored.notify_all()
 
     def _wait_for(self, reached: Callable[[], bool]) -> None:
         with self._lock:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -104,6 +105,66 @@ def interrupted_by_a_timer(
 
     with alarms_handled_by(tell):
         yield is_interrupted
+
+
+_PRESSES = """
+import os, signal, sys, time
+for line in sys.stdin:
+    for delay in line.split():
+        time.sleep(float(delay))
+        os.kill(os.getppid(), signal.SIGINT)
+    print(flush=True)
+"""
+
+
+@contextmanager
+def pressed_by_another_process() -> Iterator[Callable[[Sequence[float], Callable[[], object]], bool]]:
+    """What does something while Ctrl-C is pressed after each of some delays in seconds, and says whether one came out.
+
+    A signal of another process comes at any moment, also while this one waits or holds its interpreter.
+    """
+    is_doing = False
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        if is_doing:
+            raise KeyboardInterrupt
+
+    def attempt(action: Callable[[], object]) -> None:
+        nonlocal is_doing
+        try:
+            action()
+        finally:
+            # One that comes before this line is raised here, and the next one comes a millisecond later.
+            is_doing = False
+
+    def is_pressed(delays: Sequence[float], action: Callable[[], object]) -> bool:
+        nonlocal is_doing
+        assert presser.stdin is not None
+        assert presser.stdout is not None
+        presser.stdin.write(" ".join(map(str, delays)) + "\n")
+        presser.stdin.flush()
+        is_out = False
+        try:
+            is_doing = True
+            attempt(action)
+        except KeyboardInterrupt:
+            is_out = True
+        is_doing = False
+        presser.stdout.readline()
+        return is_out
+
+    command, hook = [sys.executable, "-c", _PRESSES], sys.unraisablehook
+    # Python itself drops one that comes while an object is freed, and the hook of pytest must not be cut off.
+    sys.unraisablehook = lambda _: None
+    with (
+        handled(signal.SIGINT, tell),
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0) as presser,
+    ):
+        try:
+            yield is_pressed
+        finally:
+            presser.kill()
+            sys.unraisablehook = hook
 
 
 def finishes(action: Callable[[], object]) -> None:

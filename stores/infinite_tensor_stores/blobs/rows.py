@@ -129,12 +129,6 @@ class Rows:
     def __repr__(self) -> str:
         return repr(self.location)
 
-    def cut_through(self, error: BaseException) -> None:
-        """Do nothing, because an exception from a signal handler never leaves wrong rows.
-
-        See the notes of the class.
-        """
-
     # Reading.
 
     def row(self, number: int) -> torch.Tensor:
