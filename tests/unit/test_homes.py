@@ -89,12 +89,14 @@ def test_a_request_that_the_storage_cancels_has_failed() -> None:
 
 
 def test_after_a_ctrl_c_no_request_is_under_way() -> None:
-    begun, ended = threading.Event(), threading.Event()
+    begun, cancelled, ended = threading.Event(), threading.Event(), threading.Event()
 
     async def long(_: int) -> None:
         begun.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled.set()
         finally:
             await asyncio.sleep(0.05)
             ended.set()
@@ -106,6 +108,7 @@ def test_after_a_ctrl_c_no_request_is_under_way() -> None:
     threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt), store_call():
         on_loop(get_loop(), long, [1], 2)
+    assert cancelled.is_set()
     assert ended.is_set()
 
 
