@@ -26,7 +26,7 @@ from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.code import innermost
 from infinite_tensor.values.definition import Padding, modes_of, same
 from infinite_tensor.values.functions import LOOKING, Functions
-from infinite_tensor.values.meaning import Meaning, derived
+from infinite_tensor.values.meaning import derived
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -271,7 +271,7 @@ def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence
         found, conflicts = derived(definition, sources, keeps_codes=method is not None, picks_first=method == "nearest")
         if conflicts:
             warn_of_conflicts(spec, conflicts)
-    nothing = found is None or found == Meaning()
+    nothing = found is None or not (found.facts or found.lost)
     return spec if nothing else replace(spec, definition=replace(definition, meaning=found))
 
 

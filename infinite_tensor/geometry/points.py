@@ -68,15 +68,8 @@ def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
         If there are too many points.
     """
     widths = [max(0, b - a) for a, b in zip(low, high, strict=True)]
-    count = math.prod(widths)
-    check_count(count, MOST_AT_ONCE)
-    points = np.empty((count, len(widths)), dtype=np.int64)
-    after = count
-    for d, (a, width) in enumerate(zip(low, widths, strict=True)):
-        if count:
-            after //= width
-            points[:, d].reshape(-1, width, after)[...] = np.arange(a, a + width)[:, None]
-    return points
+    check_count(math.prod(widths), MOST_AT_ONCE)
+    return np.indices(widths, dtype=np.int64).reshape(len(widths), -1).T + np.array(low, dtype=np.int64)
 
 
 def unique_rows(rows: IntArray) -> IntArray:
@@ -95,25 +88,9 @@ def unique_points(points: IntArray) -> IntArray:
 
     Raise ValidationError if there are too many.
     """
-    if len(points) < 2:
-        return points
-    low = points.min(axis=0)
-    widths = [int(w) for w in points.max(axis=0) - low + 1]
-    volume = math.prod(widths)
-    if volume >= UNBOUNDED:
+    if len(points) > 1:
         points = unique_rows(points)
         check_count(len(points), MOST_AT_ONCE)
-        return points
-    keys = np.ravel_multi_index(tuple((points - low).T), widths)
-    if volume <= 8 * len(points) + 1024:
-        seen = np.zeros(volume, dtype=bool)
-        seen[keys] = True
-        keys = np.flatnonzero(seen)
-    else:
-        keys = np.unique(keys)
-    check_count(len(keys), MOST_AT_ONCE)
-    points = np.stack(np.unravel_index(keys, widths), axis=1).astype(np.int64)
-    points += low
     return points
 
 

@@ -86,25 +86,20 @@ class Selection(NamedTuple):
             If there is no memory for the copy, as needed for a negative step.
         """
         if min(self.steps) < 0:
-            pixels = self._reversed(pixels)
+            # torch flips no unsigned integers, so their bits are flipped as signed ones.
+            bits = pixels.view(_SIGNED[pixels.dtype]) if pixels.dtype in _SIGNED else pixels
+            try:
+                pixels = bits.flip([d for d, step in enumerate(self.steps) if step < 0]).view(pixels.dtype)
+            except RuntimeError as error:
+                if not is_lack_of_memory(error, pixels.device):
+                    raise
+                raise out_of_memory(pixels.shape, pixels.dtype, IN_PARTS) from error
         if self.squeezed:
             pixels = pixels.reshape([n for d, n in enumerate(pixels.shape) if d not in self.squeezed])
         return pixels
 
-    def _reversed(self, pixels: torch.Tensor) -> torch.Tensor:
-        try:
-            return _flip(pixels, [d for d, step in enumerate(self.steps) if step < 0])
-        except RuntimeError as error:
-            if not is_lack_of_memory(error, pixels.device):
-                raise
-            raise out_of_memory(pixels.shape, pixels.dtype, IN_PARTS) from error
 
-
-def _flip(pixels: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    if pixels.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[pixels.element_size()]
-        return pixels.view(signed).flip(dims).view(pixels.dtype)
-    return pixels.flip(dims)
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None) -> Selection:
@@ -130,7 +125,10 @@ def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None)
             stop, step = start + 1, 1
             squeezed.append(d)
         if extent is None and start < stop and (start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT):
-            raise _too_far(start, stop, label)
+            raise RegionError(
+                f"dimension {label}: pixels {quoted(start)}..{quoted(stop - 1)} reach beyond the limit of 2**51: "
+                f"coordinates go from -{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
+            )
         starts.append(start)
         stops.append(stop)
         steps.append(step)
@@ -141,12 +139,11 @@ def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
     ellipses = [i for i, entry in enumerate(indices) if entry is Ellipsis]
     if len(ellipses) > 1:
         raise RegionError(f"an index can have one Ellipsis only, got {_show(indices)}")
-    missing = len(shape) - (len(indices) - len(ellipses))
-    if missing < 0:
-        given = len(indices) - len(ellipses)
+    given = len(indices) - len(ellipses)
+    if given > len(shape):
         raise RegionError(f"too many indices: the tensor has {len(shape)} dimensions, got {given} in {_show(indices)}")
     at = ellipses[0] if ellipses else len(indices)
-    return [*indices[:at], *[slice(None)] * missing, *indices[at + 1 :]]
+    return [*indices[:at], *[slice(None)] * (len(shape) - given), *indices[at + 1 :]]
 
 
 def _box_of_slice(entry: slice, label: object, extent: int | None) -> tuple[int, int, int]:
@@ -196,15 +193,8 @@ def _coordinate(entry: object, label: object, extent: int | None) -> int:
     return number % extent
 
 
-def _too_far(start: int, stop: int, label: object) -> RegionError:
-    return RegionError(
-        f"dimension {label}: pixels {quoted(start)}..{quoted(stop - 1)} reach beyond the limit of 2**51: coordinates "
-        f"go from -{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
-    )
-
-
 def _show(indices: Sequence[object]) -> str:
-    return "[" + ", ".join(map(_show_one, indices)) + "]"
+    return f"[{', '.join(map(_show_one, indices))}]"
 
 
 def _show_one(entry: object) -> str:
@@ -285,7 +275,11 @@ class Blocks:
                 extent, stride = highs[d][0] - lows[d][0], self.window.stride[d]
                 unit = -(-wanted.step // stride) * stride
                 rows = max(unit, most * extent // left // unit * unit)
-                lows[d] = _cut(wanted, rows, self.window.offset[d])
+                offset = self.window.offset[d]
+                cells = range((wanted[0] - offset) // rows + 1, (wanted[-1] - offset) // rows + 1)
+                # The first wanted pixel of each block, at a border or after it.
+                after = [-((wanted[0] - cell * rows - offset) // wanted.step) for cell in cells]
+                lows[d] = [wanted[0], *[wanted[number] for number in after]]
                 highs[d] = [*[low - wanted.step + 1 for low in lows[d][1:]], highs[d][0]]
                 left = -(-left * min(rows, extent) // extent)
         return replace(self, lows=tuple(lows), highs=tuple(highs))
@@ -331,12 +325,6 @@ class Blocks:
         found = read(block.start, box)
         target.copy_(box[tuple([slice(None, None, pixels.step) for pixels in self.selection.pixels])])
         return found
-
-
-def _cut(wanted: range, rows: int, offset: int) -> list[int]:
-    first, last = ((pixel - offset) // rows for pixel in (wanted[0], wanted[-1]))
-    borders = [cell * rows + offset for cell in range(first + 1, last + 1)]
-    return [wanted[0], *[wanted[-((wanted[0] - border) // wanted.step)] for border in borders]]
 
 
 def _product(ends: Sequence[Sequence[int]]) -> IntArray:

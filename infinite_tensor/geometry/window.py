@@ -65,16 +65,15 @@ def _integers(name: str, value: object, dims: int | None, minimum: int | None) -
     if entries is None:
         one = "" if single is None else f"; give ({single},) for one dimension, or ({single}, {single}) for two"
         raise ValidationError(f"{name} must be a tuple of ints, got {quoted(value)}{one}")
-    numbers = [as_index(item) for item in entries]
-    if dims is not None and len(numbers) != dims:
+    if dims is not None and len(entries) != dims:
         raise ValidationError(f"{name} must have one entry per dimension of the window ({dims}), got {quoted(value)}")
-    for number in numbers:
-        if number is not None and abs(number) > LARGEST:
-            raise ValidationError(f"{name} must contain only ints from -2**53 to 2**53, got {quoted(value)}")
-        if number is None or (minimum is not None and number < minimum):
-            kind = {None: "ints", 0: "non-negative ints", 1: "positive ints"}[minimum]
-            raise ValidationError(f"{name} must contain only {kind}, got {quoted(value)}")
-    return tuple(number for number in numbers if number is not None)
+    numbers = [number for number in map(as_index, entries) if number is not None]
+    if len(numbers) != len(entries) or (minimum is not None and min(numbers, default=minimum) < minimum):
+        kind = {None: "ints", 0: "non-negative ints", 1: "positive ints"}[minimum]
+        raise ValidationError(f"{name} must contain only {kind}, got {quoted(value)}")
+    if max(map(abs, numbers), default=0) > LARGEST:
+        raise ValidationError(f"{name} must contain only ints from -2**53 to 2**53, got {quoted(value)}")
+    return tuple(numbers)
 
 
 @dataclass(frozen=True, init=False)
@@ -673,5 +672,4 @@ class WindowGrid:
     def overlap_free(self) -> bool:
         """Whether every pixel is covered by at most one window."""
         separated = {k for k, size, stride, _, _ in self.dimensions if k is not None and stride >= size}
-        moving = {k for k in range(self.ndim) if self.first[k] < self.last[k]}
-        return moving <= separated
+        return all(k in separated for k in range(self.ndim) if self.first[k] < self.last[k])

@@ -74,7 +74,7 @@ class ImageReader(Reader):
         else:
             colours = {2: ["gray", "alpha"], 4: ["red", "green", "blue", "alpha"]}.get(self.shape[0])
             known = [Coordinate(COLOURS, [0], np.array(colours), {})] if colours else []
-        return Meaning(tuple(known)) if known and len(self.shape) > 2 else None
+        return Meaning(known) if known and len(self.shape) > 2 else None
 
     def _read(self, region: Box) -> torch.Tensor:
         with self._lock:

@@ -222,7 +222,7 @@ def meaning_of_raster(raster: Any, colours: Sequence[str]) -> Meaning:
         facts.append(Code("colour map", [[value, *colour] for value, colour in raster.colormap(1).items()]))
     if raster.mask_flag_enums[0] == [MaskFlags.per_dataset]:
         facts.append(Code("mask", True))
-    return Meaning(tuple(facts))
+    return Meaning(facts)
 
 
 _OTHERWISE = re.compile(

@@ -435,7 +435,7 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
         if attrs.pop("GeoTransform", None) and not {*array.dims[-2:]} <= {*array.coords}:
             lost.append("transform")
         facts.append(Coordinate(called, numbers, values, attrs))
-    return Meaning(tuple(facts), tuple(lost))
+    return Meaning(facts, lost)
 
 
 def _said(attrs: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:

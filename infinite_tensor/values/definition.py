@@ -31,7 +31,7 @@ from infinite_tensor.values.reduction import Reduction, gathered_shape, gathered
 from infinite_tensor.values.weights import KINDS, Unknown, WeightedMean, mean_from_json, mean_to_json
 
 if TYPE_CHECKING:
-    from infinite_tensor.values.meaning import Meaning, StoredMeaning
+    from infinite_tensor.values.meaning import Meaning
 
 
 Dims: TypeAlias = "tuple[str, ...] | None"
@@ -238,7 +238,7 @@ class Definition:
     """Names of the dimensions, without effect on values."""
     reduction: Mapping[str, Json] | None = None
     """Reduction of blended pixels before storing."""
-    meaning: Meaning | StoredMeaning | None = field(default=None, compare=False)
+    meaning: Meaning | None = field(default=None, compare=False)
     """Facts about the pixels in addition to values. No value depends on a fact."""
 
     def values(self) -> dict[str, Json]:

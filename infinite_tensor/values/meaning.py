@@ -278,14 +278,9 @@ class Georeference(Fact):
 
     def joined(self, other: Any) -> Georeference:
         """See `Fact.joined`."""
+        parts = ("crs", "transform", "gcps", "rpcs")
         mine, its = (
-            replace(
-                one,
-                crs=one.crs or two.crs,
-                transform=one.transform or two.transform,
-                gcps=one.gcps or two.gcps,
-                rpcs=one.rpcs or two.rpcs,
-            )
+            replace(one, **{name: getattr(one, name) or getattr(two, name) for name in parts})
             for one, two in ((self, other), (other, self))
         )
         return mine if mine.agrees_with(its) else self
@@ -586,7 +581,6 @@ F = TypeVar("F", bound=Fact)
 _KINDS: Mapping[str, type[Fact]] = {each.kind: each for each in (Georeference, Coordinate, Attribute, Tag, Code)}
 
 
-@dataclass(frozen=True)
 class Meaning:
     """Facts about the pixels of a tensor.
 
@@ -599,8 +593,12 @@ class Meaning:
         cannot be read from the store.
     """
 
-    facts: tuple[Fact, ...] = ()
-    lost: tuple[str, ...] = ()
+    def __init__(self, facts: Iterable[Fact] = (), lost: Iterable[str] = ()) -> None:
+        self._facts, self.lost = tuple(facts), tuple(dict.fromkeys(lost))
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        return self._facts
 
     def of(self, kind: type[F]) -> list[F]:
         """Return all facts of a class: ``of(Coordinate)`` returns the coordinates."""
@@ -625,16 +623,16 @@ class Meaning:
         # Another quantity does not lack what earlier steps lost, except for its place.
         before = [label for label in self.lost if not lens.is_new or _PLACES.match(label)]
         lost = [label for fact, seen in found if seen is None for label in fact.labels]
-        return Meaning(tuple([seen for _, seen in found if seen is not None]), tuple(dict.fromkeys([*before, *lost])))
+        return Meaning([seen for _, seen in found if seen is not None], [*before, *lost])
 
     def joined(self, other: Meaning) -> Meaning:
-        """Return the meaning with the facts that only `other` has."""
+        """Return the meaning with the facts that only `other` has, or the same object if there are none."""
         mine, its = self.by_name, other.by_name
         facts = [fact.joined(its.get((fact.kind, fact.called), fact)) for fact in self.facts]
         facts += [fact for name, fact in its.items() if name not in mine]
         held = {label for fact in facts for label in fact.labels}
-        lost = [label for label in dict.fromkeys([*self.lost, *other.lost]) if label not in held]
-        return Meaning(tuple(facts), tuple(lost))
+        found = Meaning(facts, [label for label in [*self.lost, *other.lost] if label not in held])
+        return self if (found.facts, found.lost) == (self.facts, self.lost) else found
 
     def contradictions(self, other: Meaning) -> list[str]:
         """Return the labels of the facts on which the two disagree."""
@@ -654,7 +652,7 @@ class Meaning:
         return json_value("meaning", {"facts": facts, "lost": lost})
 
 
-class StoredMeaning:
+class StoredMeaning(Meaning):
     """A meaning from a store, parsed on first use.
 
     Parameters
@@ -674,11 +672,11 @@ class StoredMeaning:
         facts, lost = (stored.get(name) if isinstance(stored, dict) else None for name in ("facts", "lost"))
         if not (isinstance(facts, list) and isinstance(lost, list) and all(isinstance(each, dict) for each in facts)):
             raise ValidationError(f"meaning must have a list of facts and a list of lost facts, got {quoted(stored)}")
+        super().__init__((), map(str, lost))
         self._stored, self._shape = stored, shape
 
     @cached_property
-    def read(self) -> Meaning:
-        """The meaning, parsed."""
+    def facts(self) -> tuple[Fact, ...]:  # (parsed on first use)
         facts: list[Fact] = []
         room = _MOST_BYTES
         for each in self._stored["facts"]:
@@ -686,45 +684,27 @@ class StoredMeaning:
             label = f"{each.get('kind')!s:.80} {each.get('called')!r:.80}"
             facts.append(Unread(label, each) if fact is None else fact)
             room -= fact.values.nbytes if isinstance(fact, Coordinate) else 0
-        return Meaning(tuple(facts), tuple(map(str, self._stored["lost"])))
-
-    def of(self, kind: type[F]) -> list[F]:
-        """See `Meaning.of`."""
-        return self.read.of(kind)
-
-    def through(self, lens: Lens) -> Meaning:
-        """See `Meaning.through`."""
-        return self.read.through(lens)
+        return tuple(facts)
 
     def to_json(self) -> Json:
         """See `Meaning.to_json`."""
         return self._stored  # type: ignore[no-any-return]
 
 
-def joined_meaning(
-    one: Meaning | StoredMeaning | None, other: Meaning | StoredMeaning | None
-) -> Meaning | StoredMeaning | None:
+def joined_meaning(one: Meaning | None, other: Meaning | None) -> Meaning | None:
     """Return the first meaning with the facts that only the other has.
 
     Return the same object if there are none.
     """
-    if one is None or other is None or _same(one, other):
-        return one or other
-    known = _read(one)
-    found = known.joined(_read(other))
-    return one if found == known else found
+    return one or other if one is None or other is None or _same(one, other) else one.joined(other)
 
 
-def contradictions(one: Meaning | StoredMeaning | None, other: Meaning | StoredMeaning | None) -> list[str]:
+def contradictions(one: Meaning | None, other: Meaning | None) -> list[str]:
     """Return the labels of the facts on which two meanings of one tensor disagree."""
-    return [] if one is None or other is None or _same(one, other) else _read(one).contradictions(_read(other))
+    return [] if one is None or other is None or _same(one, other) else one.contradictions(other)
 
 
-def _read(meaning: Meaning | StoredMeaning) -> Meaning:
-    return meaning.read if isinstance(meaning, StoredMeaning) else meaning
-
-
-def _same(one: Meaning | StoredMeaning, other: Meaning | StoredMeaning) -> bool:
+def _same(one: Meaning, other: Meaning) -> bool:
     # Without parsing, because tensors are often opened and facts seldom needed.
     stored = isinstance(one, StoredMeaning) and isinstance(other, StoredMeaning)
     return one is other or (stored and one.to_json() == other.to_json())
@@ -793,8 +773,8 @@ def derived(
         known = agreed.setdefault(key, fact)
         if known is not fact and not known.agrees_with(fact):
             conflicts[key] = fact
-    kept = tuple([fact for key, fact in agreed.items() if key not in conflicts])
+    kept = [fact for key, fact in agreed.items() if key not in conflicts]
     held = {label for fact in kept for label in fact.labels}
-    lost = dict.fromkeys([label for each in found for label in each.lost if label not in held])
+    lost = [label for each in found for label in each.lost if label not in held]
     labels = dict.fromkeys([label for fact in conflicts.values() for label in fact.labels])
-    return Meaning(kept, tuple(lost)) if found else None, [*labels]
+    return Meaning(kept, lost) if found else None, [*labels]
