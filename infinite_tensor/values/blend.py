@@ -41,7 +41,6 @@ from infinite_tensor.values.weights import (
     Unknown,
     WeightedMean,
     accumulator_of,
-    is_even,
     parts_of,
 )
 
@@ -112,12 +111,18 @@ class Blender:
             self.accumulator = accumulator_of(dtype)
             sums = Blender(grid, self.accumulator.to_real(), None, None)
             self._mean = Averaging(blend, grid, self.accumulator, sums.fold_row)
+            kind = blend.weights
             # If all weights are 1, the weighted sum is a plain sum.
-            self._weighs = not is_even(blend) or self.accumulator != dtype
+            self._weighs = not isinstance(kind, str) or kind != "mean" or self.accumulator != dtype
             blend = None
         self._blend = blend
         self._init = blend_init
-        self._first, self._later = _actions_of(blend, blend_init)
+        if isinstance(blend, str):
+            self._first, self._later = _Action.COPY, _Action.KEEP if blend == "first" else _Action.COPY
+        elif blend is not None:
+            self._first = self._later = _Action.BLEND
+        else:
+            self._first, self._later = _Action.COPY if blend_init is None else _Action.ADD, _Action.ADD
         same = _SAME_EVERYWHERE if dtype.is_floating_point else _SAME_EVERYWHERE + _SAME_INTEGERS
         self._takes_any_shape = any(blend is each for each in same)
         self._parts: dict[tuple[bool, ...], list[_Part]] = {}
@@ -293,28 +298,20 @@ class Blender:
         if self._takes_any_shape or as_tensor(existing).device.type != "cpu":
             combined = _called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
         else:
-            combined = self._combined_flat(blend, flattened(existing[None])[0], flattened(incoming[None])[0])
-            combined = combined[: math.prod(existing.shape)].reshape(existing.shape)
+            flat, more = flattened(existing[None])[0], flattened(incoming[None])[0]
+            for begin in range(0, len(flat), _FLAT):
+                part = flat[begin : begin + _FLAT]
+                part.copy_(_called(blend, part, more[begin : begin + _FLAT]))
+            combined = flat[: math.prod(existing.shape)].reshape(existing.shape)
         return as_array(combined) if isinstance(existing, np.ndarray) else combined
-
-    def _combined_flat(
-        self, blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor
-    ) -> torch.Tensor:
-        if len(existing) <= _FLAT:
-            return _called(blend, existing, incoming)
-        for begin in range(0, len(existing), _FLAT):
-            part = existing[begin : begin + _FLAT]
-            part.copy_(_called(blend, part, incoming[begin : begin + _FLAT]))
-        return existing
 
     def _parts_of(self, index: Index) -> list[_Part]:
         """Cut a window into boxes, each with the action for folding the box.
 
         For a sum, boxes overlapping an earlier window are added to the block, and other boxes are copied.
         """
-        if self._alike:
-            return self._whole
-        inner = tuple(map(operator.gt, index, self._grid.first))
+        # Where all actions are alike, every window is split like the first one: not at all.
+        inner = () if self._alike else tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._parts:
             self._parts[inner] = self._split(inner)
         return self._parts[inner]
@@ -333,10 +330,6 @@ class Blender:
     def copies(self) -> bool:
         """Whether the pixels of every window are copied as they are."""
         return self._alike and self._first is _Action.COPY and not self._weighs
-
-    @cached_property
-    def _whole(self) -> list[_Part]:
-        return [_Part((0,) * self._grid.ndim, self._grid.window.size, self._first)]
 
     def _row_parts_of(self, index: Index) -> list[_Part]:
         """Cut the windows of a row into short parts, and return the parts in folding order.
@@ -378,14 +371,6 @@ class Blender:
                 seen.append(covered)
         parts = [_Part(*box, self._first) for box in fresh] + [_Part(*box, self._later) for box in seen]
         return [part for part in parts if all(map(operator.lt, part.low, part.high))]
-
-
-def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action, _Action]:
-    if isinstance(blend, str):
-        return _Action.COPY, _Action.KEEP if blend == "first" else _Action.COPY
-    if blend is not None:
-        return _Action.BLEND, _Action.BLEND
-    return _Action.COPY if blend_init is None else _Action.ADD, _Action.ADD
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
@@ -462,16 +447,11 @@ def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming
     combined = blend(existing, incoming)
     is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided
     if not is_dense or (combined.dtype, combined.device, combined.shape) != expected:
+        got = "a tensor that is not dense" if isinstance(combined, torch.Tensor) else repr(combined)
+        if is_dense:
+            got = f"{combined.dtype} on {combined.device} of shape {tuple(combined.shape)}"
         raise ValidationError(
             f"blend must be elementwise: for two tensors of {expected[0]} and shape {tuple(expected[2])} on "
-            f"{expected[1]}, return such a tensor, got {_describe(combined)}"
+            f"{expected[1]}, return such a tensor, got {got}"
         )
     return combined
-
-
-def _describe(value: object) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    if value.is_nested or value.layout is not torch.strided:
-        return "a tensor that is not dense"
-    return f"{value.dtype} on {value.device} of shape {tuple(value.shape)}"

@@ -11,7 +11,7 @@ from torch.masked import is_masked_tensor
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import UNBOUNDED
-from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Edge, Shape, TensorWindow, WindowGrid, followed
+from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.given import as_index, members, number, quoted, word
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.definition import ArgDefinition, Padding, label_of, pixel_value
@@ -58,16 +58,6 @@ def check_spec(spec: TensorSpec) -> None:
     """
     definition = spec.definition
     shape, window = definition.shape, definition.output_window
-    _check_output_window(window, shape, definition.edge)
-    for at, arg in enumerate(definition.args):
-        check_followed(f"args_windows[{at}]", arg.window, len(shape))
-    if spec.reduction is not None:
-        check_reduction(spec.reduction, shape, window, spec.dtype, spec.device)
-    gathered = spec.gathered
-    check_mean(gathered.blend, gathered.definition.output_window, gathered.dtype, gathered.blend_init)
-
-
-def _check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
     if not isinstance(window, TensorWindow):
         advice = "" if members(window) is None else f"; give TensorWindow({quoted(window)})"
         raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}{advice}")
@@ -77,12 +67,18 @@ def _check_output_window(window: object, shape: Shape, edge: Edge | None) -> Non
             "with one size per dimension"
         )
     check_followed("output_window", window, len(shape))
-    overlap = WindowGrid(window, shape, edge).overlap
+    overlap = WindowGrid(window, shape, definition.edge).overlap
     if overlap > MOST_OVERLAP:
         raise ValidationError(
             f"output_window {window!r} puts {overlap} windows over one pixel, but at most {MOST_OVERLAP} are allowed; "
             "give it a larger stride"
         )
+    for at, arg in enumerate(definition.args):
+        check_followed(f"args_windows[{at}]", arg.window, len(shape))
+    if spec.reduction is not None:
+        check_reduction(spec.reduction, shape, window, spec.dtype, spec.device)
+    gathered = spec.gathered
+    check_mean(gathered.blend, gathered.definition.output_window, gathered.dtype, gathered.blend_init)
 
 
 def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> None:

@@ -97,10 +97,10 @@ def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: t
     for piece in pieces:
         blocks, ranges, weights = zip(*piece, strict=True)
         inside, steps = pixels[ranges], [len(each) for each in weights]
-        entries = [
-            (math.prod(map(operator.getitem, weights, at)), inside[tuple(map(_every, at, steps))].to(computed))
-            for at in itertools.product(*map(range, steps))
-        ]
+        entries = []
+        for at in itertools.product(*map(range, steps)):
+            every = tuple([slice(first, None, step) for first, step in zip(at, steps, strict=True)])
+            entries.append((math.prod(map(operator.getitem, weights, at)), inside[every].to(computed)))
         found = _METHODS[method](entries, None if missing is None else missing[blocks]).to(pixels.dtype)
         if len(pieces) == 1:
             return found
@@ -149,10 +149,6 @@ def _computed(method: str, dtype: torch.dtype, nodata: torch.Tensor | None) -> t
     if dtype.is_floating_point:
         return torch.float32 if dtype.itemsize == 2 else dtype
     return torch.int64 if method == "mean" or nodata is not None or dtype in (torch.uint16, torch.uint32) else dtype
-
-
-def _every(first: int, step: int) -> slice:
-    return slice(first, None, step)
 
 
 def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
@@ -258,16 +254,12 @@ def _sorted(entries: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     return entries
 
 
-def _nearest(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:  # noqa: ARG001  (as the others)
-    return entries[0][1]
-
-
 _METHODS: Mapping[str, Callable[[_Entries, torch.Tensor | None], torch.Tensor]] = {
     "mean": _mean,
     "max": partial(_best, torch.fmax),
     "min": partial(_best, torch.fmin),
     "mode": _mode,
-    "nearest": _nearest,
+    "nearest": lambda entries, _nodata: entries[0][1],
 }
 
 

@@ -273,8 +273,7 @@ class Definition:
         """
         if self.reduction is None:
             return self
-        reduction = reduction_from_json(self.reduction)
-        edge = self.edge
+        reduction, edge = reduction_from_json(self.reduction), self.edge
         if edge is not None and reduction.out_channels is None:
             edge = ("drop", *edge)
         return replace(
@@ -341,15 +340,13 @@ def _differences(path: str, stored: object, given: object) -> Iterator[str]:
         for key in [*stored, *(key for key in given if key not in stored)]:
             inner = f"{path}.{key}" if path else str(key)
             yield from _differences(inner, stored.get(key, _ABSENT), given.get(key, _ABSENT))
-    elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given) and _nested(stored):
+    elif (
+        isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given) and dict in map(type, stored)
+    ):
         for i, (a, b) in enumerate(zip(stored, given, strict=True)):
             yield from _differences(f"{path}[{i}]", a, b)
     elif stored is _ABSENT or given is _ABSENT or _canonical(stored) != _canonical(given):
         yield f"{path}: stored {_show(path, stored)}, given {_show(path, given)}"
-
-
-def _nested(values: list[Any]) -> bool:
-    return any(isinstance(value, dict) for value in values)
 
 
 def _show(path: str, value: object) -> str:
@@ -389,7 +386,7 @@ def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
     if isinstance(value, int | float):
         if isinstance(value, int) and abs(value) > _LARGEST_INT:
             raise ValidationError(f"{name} must contain ints of up to 4000 digits")
-        return _json_number(number(value))  # type: ignore[arg-type]
+        return json_number(number(value))  # type: ignore[arg-type]
     if not deepest and isinstance(value, list | tuple | Mapping):
         raise ValidationError(f"{name:.80} is nested too deep: lists and dicts may have at most {DEEPEST_JSON} levels")
     if isinstance(value, list | tuple):
@@ -399,15 +396,6 @@ def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
     raise ValidationError(
         f"{name} must be a JSON value (None, bool, number, str, list, dict with keys of str), got {quoted(value)}"
     )
-
-
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def _json_number(number: float) -> Json:
-    if isinstance(number, int) or math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
@@ -423,7 +411,17 @@ def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
     plain = number(value)
     if plain is None or (isinstance(plain, bool) and dtype is not torch.bool):
         raise ValidationError(f"{name} must be a number, got {quoted(value)}")
-    return _as_dtype(name, plain, dtype)
+    try:
+        held: Number = torch.tensor(plain, dtype=dtype, device="cpu").item()
+    except (RuntimeError, OverflowError, TypeError, ValueError) as error:
+        raise ValidationError(f"{name} {quoted(plain)} does not fit {dtype}: {error}") from error
+    if dtype.is_floating_point or dtype.is_complex:
+        exact = cmath.isfinite(held) or not cmath.isfinite(plain)
+    else:
+        exact = held == plain
+    if not exact or (isinstance(plain, complex) and not dtype.is_complex):
+        raise ValidationError(f"{name} {quoted(plain)} does not fit {dtype}, and would be stored as {held!r}")
+    return held
 
 
 def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
@@ -440,22 +438,10 @@ def json_number(value: Number) -> Json:
     A complex number becomes a list of two. `scalar_from_json` reads the result back.
     """
     if isinstance(value, complex):
-        return [_json_number(value.real), _json_number(value.imag)]
-    return value if isinstance(value, bool) else _json_number(value)
-
-
-def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
-    try:
-        held: Number = torch.tensor(value, dtype=dtype, device="cpu").item()
-    except (RuntimeError, OverflowError, TypeError, ValueError) as error:
-        raise ValidationError(f"{name} {quoted(value)} does not fit {dtype}: {error}") from error
-    if dtype.is_floating_point or dtype.is_complex:
-        exact = cmath.isfinite(held) or not cmath.isfinite(value)
-    else:
-        exact = held == value
-    if not exact or (isinstance(value, complex) and not dtype.is_complex):
-        raise ValidationError(f"{name} {quoted(value)} does not fit {dtype}, and would be stored as {held!r}")
-    return held
+        return [json_number(value.real), json_number(value.imag)]
+    if isinstance(value, int) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def scalar_from_json(stored: object) -> Number | None:
@@ -471,8 +457,8 @@ def scalar_from_json(stored: object) -> Number | None:
 
 
 def _real_from_json(stored: object) -> float:
-    if isinstance(stored, str) and stored in _NON_FINITE:
-        return _NON_FINITE[stored]
+    if stored in ("NaN", "Infinity", "-Infinity"):
+        return float(stored)
     if isinstance(stored, int | float) and abs(stored) <= sys.float_info.max:
         return float(stored)
     raise ValidationError(f"not a number: {stored!r:.200}")
@@ -562,5 +548,8 @@ def functions_of(
     if ours is not None and not ours.stored:
         return Functions()
     own = {"f": f, "blend": blend, "reduce": None if reduction is None else reduction.function}
-    found = {name: each for name, each in own.items() if callable(each)}
-    return Functions(found, upstream, told=told and (ours is None or ours.told))
+    return Functions(
+        {name: each for name, each in own.items() if callable(each)},
+        upstream,
+        told=told and (ours is None or ours.told),
+    )

@@ -598,6 +598,7 @@ class Meaning:
 
     @property
     def facts(self) -> tuple[Fact, ...]:
+        """The facts."""
         return self._facts
 
     def of(self, kind: type[F]) -> list[F]:
@@ -676,7 +677,8 @@ class StoredMeaning(Meaning):
         self._stored, self._shape = stored, shape
 
     @cached_property
-    def facts(self) -> tuple[Fact, ...]:  # (parsed on first use)
+    def facts(self) -> tuple[Fact, ...]:
+        """The facts, parsed on first use."""
         facts: list[Fact] = []
         room = _MOST_BYTES
         for each in self._stored["facts"]:

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -35,12 +36,8 @@ _AT_ONCE = 2**14
 """Values to reduce at once. So few values fit into a fast cache, and torch uses no threads (forks lack threads)."""
 
 
-def _softmax(values: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(values, 0)
-
-
 _ARGMAX = "argmax"
-_KEEPING: Mapping[str, _Function] = {"softmax": _softmax, "sigmoid": torch.sigmoid}
+_KEEPING: Mapping[str, _Function] = {"softmax": partial(torch.softmax, dim=0), "sigmoid": torch.sigmoid}
 """Named functions with as many results as values."""
 _NAMES = (_ARGMAX, *_KEEPING)
 
@@ -359,14 +356,9 @@ class Reducer:
         shape = (count,) if channels is None else (channels, count)
         reduced = function(values)
         if not isinstance(reduced, torch.Tensor) or reduced.shape != shape or reduced.dtype != self._dtype:
-            got = (
-                f"{reduced.dtype} of shape {tuple(reduced.shape)}"
-                if isinstance(reduced, torch.Tensor)
-                else repr(reduced)
-            )
             raise ValidationError(
                 f"the function of a Reduction must return {self._dtype} of shape {shape} for values of shape "
-                f"{tuple(values.shape)}, got {got:.200}"
+                f"{tuple(values.shape)}, got {quoted(reduced)}"
             )
         return reduced.detach()
 

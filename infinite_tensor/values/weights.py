@@ -25,11 +25,11 @@ from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, followed, whole_strides
 from infinite_tensor.support.allocation import Array, as_array, as_tensor
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.given import members, number, quoted
+from infinite_tensor.support.given import members, number, quoted, word
 from infinite_tensor.values.arrays import check_unmasked
 
-_Profile: TypeAlias = npt.NDArray[np.float32]
-
+KINDS = ("mean", "linear", "hann", "gaussian")
+"""Kinds of weights."""
 _LEAST_GAUSSIAN = 1e-3
 _SIGMA_SCALE = 0.125
 _SIGMA_SCALES = 1e-6, 1e6
@@ -77,14 +77,15 @@ class WeightedMean:
     """
 
     def __init__(self, weights: Any, sigma_scale: float | Sequence[float] = _SIGMA_SCALE) -> None:
-        self._kind: str | None = None
-        self._given: torch.Tensor | Unknown | None = None
-        self._sigma_scale = _checked_scale(sigma_scale)
-        if isinstance(weights, str):
-            self._kind = _checked_kind(weights)
-        else:
-            self._given = weights if isinstance(weights, Unknown) else _checked_weights(weights)
-        if self._kind != "gaussian" and self._sigma_scale != _SIGMA_SCALE:
+        kind, scales = word(weights), members(sigma_scale)
+        if kind is not None and kind not in KINDS:
+            raise ValidationError(
+                f"weights must be one of {', '.join(map(repr, KINDS))}, or a tensor of weights, got {quoted(kind)}"
+            )
+        given = weights if isinstance(weights, Unknown) or kind is not None else _checked_weights(weights)
+        self._weights: str | torch.Tensor | Unknown = given if kind is None else kind
+        self._sigma_scale = tuple(map(_checked_number, scales)) if scales else _checked_number(sigma_scale)
+        if kind != "gaussian" and self._sigma_scale != _SIGMA_SCALE:
             raise ValidationError(
                 f"sigma_scale is for 'gaussian' weights only, got {quoted(sigma_scale)}; leave it out"
             )
@@ -95,9 +96,7 @@ class WeightedMean:
 
         This is an `Unknown` if only a digest of the weights is stored.
         """
-        if isinstance(self._given, torch.Tensor):
-            return self._given.clone()
-        return self._kind or self._given  # type: ignore[return-value]
+        return self._weights.clone() if isinstance(self._weights, torch.Tensor) else self._weights
 
     @property
     def sigma_scale(self) -> float | tuple[float, ...]:
@@ -111,12 +110,12 @@ class WeightedMean:
         return hash(repr(mean_to_json(self)))
 
     def __repr__(self) -> str:
-        if isinstance(self._given, Unknown):
-            return f"WeightedMean(<weights of digest {self._given.name}>)"
-        if self._given is not None:
-            return f"WeightedMean(<weights of shape {tuple(self._given.shape)}>)"
-        scale = "" if self._kind != "gaussian" else f", sigma_scale={self._sigma_scale}"
-        return f"WeightedMean({self._kind!r}{scale})"
+        given = self._weights
+        if not isinstance(given, str):
+            what = f"shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else f"digest {given.name}"
+            return f"WeightedMean(<weights of {what}>)"
+        scale = f", sigma_scale={self._sigma_scale}" if given == "gaussian" else ""
+        return f"WeightedMean({given!r}{scale})"
 
 
 @dataclass(frozen=True)
@@ -147,10 +146,8 @@ def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
     Given weights are recorded by a digest.
     """
     weights, scale = mean.weights, mean.sigma_scale
-    if isinstance(weights, Unknown):
-        return {"weights": weights.name}
-    if isinstance(weights, torch.Tensor):
-        return {"weights": _digest(weights)}
+    if not isinstance(weights, str):
+        return {"weights": _digest(weights) if isinstance(weights, torch.Tensor) else weights.name}
     if weights != "gaussian":
         return {"weights": weights}
     if isinstance(scale, tuple):
@@ -182,11 +179,6 @@ def lifted(mean: WeightedMean) -> WeightedMean:
     return WeightedMean("gaussian", (scale[0], *scale)) if isinstance(scale, tuple) else mean
 
 
-def is_even(mean: WeightedMean) -> bool:
-    """Whether all weights of a mean are known to be 1."""
-    return isinstance(mean.weights, str) and mean.weights == "mean"
-
-
 def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
     """Return the weights of a window, on the CPU.
 
@@ -200,26 +192,12 @@ def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
     scales = scale if isinstance(scale, tuple) else (scale,) * window.ndim
     weights = np.ones((), dtype=np.float32)
     # The order matters, because each product is rounded.
-    for n, each, slides in zip(window.size, scales, _sliding(window), strict=True):
-        profile = _PROFILES[kind](n, each) if slides else np.ones(1, dtype=np.float32)
-        weights = weights[..., None] * profile
+    for k, n, stride, each in zip(followed(window), window.size, window.stride, scales, strict=True):
+        slides = k is not None and stride < n
+        weights = weights[..., None] * (_profile(kind, n, each) if slides else np.ones(1, dtype=np.float32))
     if kind == "gaussian":
         np.maximum(weights, np.float32(max(float(weights.min()), _LEAST_GAUSSIAN)), out=weights)
     return torch.from_numpy(weights)
-
-
-def _check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
-    """Check the dtype of the values in a weighted mean.
-
-    Raise ValidationError if values of this dtype cannot be averaged with these weights.
-    """
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise ValidationError(
-            f"blend {mean!r} returns fractions, and {dtype} cannot represent fractions; declare dtype=torch.float32, "
-            "and convert results, as in t[...].round().to(dtype)"
-        )
-    if isinstance(mean.weights, torch.Tensor):
-        _check_positive(mean.weights.to(accumulator_of(dtype).to_real()))
 
 
 def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_init: object) -> None:
@@ -230,20 +208,19 @@ def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_in
     """
     if not isinstance(blend, WeightedMean):
         return
-    _check_dtype(blend, dtype)
-    _check_window(blend, window)
-    if blend_init is not None:
-        raise ValidationError(f"blend {blend!r} takes no blend_init, got {quoted(blend_init)}; leave it out")
-
-
-def _check_window(mean: WeightedMean, window: TensorWindow) -> None:
-    weights, scale, size = mean.weights, mean.sigma_scale, window.size
+    weights, scale, size = blend.weights, blend.sigma_scale, window.size
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise ValidationError(
+            f"blend {blend!r} returns fractions, and {dtype} cannot represent fractions; declare dtype=torch.float32, "
+            "and convert results, as in t[...].round().to(dtype)"
+        )
     if isinstance(scale, tuple) and len(scale) != len(size):
         raise ValidationError(
             f"sigma_scale must be a number, or a tuple with one number per dimension of the window ({len(size)}), got "
             f"{quoted(scale)}"
         )
     if isinstance(weights, torch.Tensor):
+        _check_positive(weights.to(accumulator_of(dtype).to_real()))
         given = tuple(weights.shape)
         paired = zip(reversed(given), reversed(size), strict=False)
         if len(given) > len(size) or not all(n in (1, m) for n, m in paired):
@@ -251,6 +228,8 @@ def _check_window(mean: WeightedMean, window: TensorWindow) -> None:
                 f"weights of shape {given} do not broadcast to windows of size {size}; give one weight per pixel of a "
                 "window, with extent 1 along dimensions of equal weights"
             )
+    if blend_init is not None:
+        raise ValidationError(f"blend {blend!r} takes no blend_init, got {quoted(blend_init)}; leave it out")
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
@@ -258,58 +237,22 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _sliding(window: TensorWindow) -> list[bool]:
-    return [
-        k is not None and stride < n for k, stride, n in zip(followed(window), window.stride, window.size, strict=True)
-    ]
-
-
-def _mean(n: int, _scale: float) -> _Profile:  # noqa: ARG001  (all alike, whatever the size)
+def _profile(kind: str, n: int, scale: float) -> npt.NDArray[np.float32]:
+    """Return the weights along one dimension of `n` pixels."""
+    if kind == "linear":
+        at = np.arange(n, dtype=np.float64)
+        return np.minimum(at + 0.5, n - at - 0.5).astype(np.float32)
+    if kind == "hann":
+        # One half is computed and mirrored, so the weights are symmetric. Python's sine does not depend on numpy's
+        # vector instructions.
+        half = [math.sin(math.pi * (k + 0.5) / n) ** 2 for k in range((n + 1) // 2)]
+        return np.array(half + half[: n // 2][::-1], dtype=np.float64).astype(np.float32)
+    if kind == "gaussian":
+        # As MONAI does (monai.data.utils.compute_importance_map).
+        places = torch.arange(start=-(n - 1) / 2.0, end=(n - 1) / 2.0 + 1, dtype=torch.float32, device="cpu")
+        exponents = places**2 / (-2 * (n * scale) ** 2)
+        return torch.cat([torch.exp(part) for part in torch.split(exponents, _SERIAL)]).numpy()
     return np.ones(1, dtype=np.float32)
-
-
-def _linear(n: int, _scale: float) -> _Profile:
-    at = np.arange(n, dtype=np.float64)
-    return np.minimum(at + 0.5, n - at - 0.5).astype(np.float32)
-
-
-def _hann(n: int, _scale: float) -> _Profile:
-    # One half is computed and mirrored, so the weights are symmetric. Python's sine does not depend on numpy's vector
-    # instructions.
-    half = [math.sin(math.pi * (k + 0.5) / n) ** 2 for k in range((n + 1) // 2)]
-    return np.array(half + half[: n // 2][::-1], dtype=np.float64).astype(np.float32)
-
-
-def _gaussian(n: int, scale: float) -> _Profile:
-    """Compute the bell curve as MONAI does (monai.data.utils.compute_importance_map)."""
-    sigma = n * scale
-    at = torch.arange(start=-(n - 1) / 2.0, end=(n - 1) / 2.0 + 1, dtype=torch.float32, device="cpu")
-    exponents = at**2 / (-2 * sigma**2)
-    return torch.cat([torch.exp(part) for part in torch.split(exponents, _SERIAL)]).numpy()
-
-
-_PROFILES: Mapping[str, Callable[[int, float], _Profile]] = {
-    "mean": _mean,
-    "linear": _linear,
-    "hann": _hann,
-    "gaussian": _gaussian,
-}
-KINDS = tuple(_PROFILES)
-"""Kinds of weights."""
-
-
-def _checked_kind(given: str) -> str:
-    kind = str.__str__(given)
-    if kind not in _PROFILES:
-        raise ValidationError(
-            f"weights must be one of {', '.join(map(repr, KINDS))}, or a tensor of weights, got {quoted(kind)}"
-        )
-    return kind
-
-
-def _checked_scale(scale: object) -> float | tuple[float, ...]:
-    scales = members(scale)
-    return tuple(map(_checked_number, scales)) if scales else _checked_number(scale)
 
 
 def _checked_number(scale: Any) -> float:
@@ -369,8 +312,6 @@ _IN_TILE = 2**16
 _MOST_IN_TILE = 2**18
 _SUMS_BYTES = 2**25
 
-_Place: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-
 
 class Averaging:
     """Computes the weighted mean of a tensor.
@@ -401,7 +342,8 @@ class Averaging:
         self._dtype = accumulator.to_real()
         self._fold_row = fold_row
         self._on: dict[torch.device, Array] = {}
-        self._sums: dict[tuple[torch.device, _Place], Array] = {}
+        # By the place of a block relative to the windows.
+        self._sums: dict[tuple[torch.device, Index, Index], Array] = {}
 
     def put(self, target: Array, incoming: Array, within: Sequence[slice], *, first: bool) -> None:
         """Add ``weights * incoming`` to `target`.
@@ -491,15 +433,15 @@ class Averaging:
         start = tuple(map(operator.mul, tile, self._tile))
         low, high = self._grid.box(start, list(map(operator.add, start, self._tile)))
         first = self._grid.window.start(tuple(low))
-        place = tuple(map(operator.sub, first, start)), tuple(map(operator.sub, high, low))
+        key = device, tuple(map(operator.sub, first, start)), tuple(map(operator.sub, high, low))
         if is_empty(low, high):
-            place = (), ()
-        found = self._sums.get((device, place))
+            key = device, (), ()
+        found = self._sums.get(key)
         if found is None:
             found = as_array(self._summed(start, low, high).to(device))
             if (len(self._sums) + 1) * found.nbytes > _SUMS_BYTES:
                 self._sums = {}
-            self._sums[device, place] = found
+            self._sums[key] = found
         return found
 
     def _summed(self, start: Index, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
