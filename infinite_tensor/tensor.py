@@ -23,7 +23,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import Region, parse
 from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
-from infinite_tensor.support.functions import Formula, Unmovable
+from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.support.given import (
     array_advice,
     checked_device,
@@ -62,7 +62,7 @@ from infinite_tensor.values.definition import (
     names_of,
 )
 from infinite_tensor.values.fingerprint import Item
-from infinite_tensor.values.meaning import Code, nodata_of
+from infinite_tensor.values.meaning import PixelCode, nodata_of
 from infinite_tensor.values.reduction import Reduction
 from infinite_tensor.values.spec import TensorSpec
 
@@ -638,7 +638,7 @@ class InfiniteTensor(Fillable):
         kwargs = {name: _as_target(arg) for name, arg in kwargs.items()}
         device, dtype = move_target(self.device, self.dtype, args, kwargs)
         if (device, dtype) != (self.device, self.dtype):
-            if isinstance(self.f, Unmovable):
+            if isinstance(self.f, RegionWriter):
                 raise ValidationError(
                     f"tensor {self.tensor_id!r} cannot be moved from {self.dtype} on {self.device} to {dtype} on "
                     f"{device}: {self.f.instead(dtype, device)}"
@@ -762,7 +762,7 @@ class InfiniteTensor(Fillable):
         return pyramid(self, levels, method, self._nodata, store, sources)
 
     @property
-    def _nodata(self) -> Code | None:
+    def _nodata(self) -> PixelCode | None:
         return nodata_of(self._spec.definition)
 
     def map(

@@ -26,7 +26,7 @@ from infinite_tensor.engine.returned import named
 from infinite_tensor.engine.waste import most_wasteful
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.regions import Blocks, Selection
+from infinite_tensor.geometry.regions import Selection, SelectionBlocks
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.interrupts import looking, store_call
@@ -51,14 +51,14 @@ class _Part:
     ----------
     node : Node
         The tensor.
-    blocks : Blocks
+    blocks : SelectionBlocks
         The blocks into which the selection is cut.
     out : Tensor
         The tensor to which the wanted pixels are written.
     """
 
     node: Node
-    blocks: Blocks
+    blocks: SelectionBlocks
     out: torch.Tensor
 
     @cached_property
@@ -145,7 +145,7 @@ def windows_to_compute(node: Node, selection: Selection) -> int:
         If some of these windows belong to a tensor without ``f``.
     """
     with store_call(node.contents, CLAIMS), Views(CLAIMS.reader(None)) as views:
-        wanted = {node: NumberedRegions.alone(*Blocks.of(selection, node.spec.grid.window).bounds())}
+        wanted = {node: NumberedRegions.alone(*SelectionBlocks.of(selection, node.spec.grid.window).bounds())}
         formulas, ends = formulas_of([node])
         needed = spread(formulas, wanted)
         missing = {end: views.of(end).add(needed[end].starts, needed[end].stops) for end in ends if end in needed}
@@ -191,7 +191,7 @@ def _filled(
     """
     if not selection.is_thinned:
         return [read(selection.start, out)]
-    blocks = Blocks.of(selection, node.spec.grid.window).cut(_BLOCK_BYTES // node.spec.dtype.itemsize)
+    blocks = SelectionBlocks.of(selection, node.spec.grid.window).cut(_BLOCK_BYTES // node.spec.dtype.itemsize)
     return (blocks.fill(block, out, read) for block in blocks)
 
 
@@ -223,7 +223,7 @@ def _compute(requests: Sequence[_Request], workers: int | None, work: Counter[No
             if given.tensor.spec is not spec:
                 return False
         parts = [
-            [_Part(node, Blocks.of(selection, node.spec.grid.window), out) for selection, out in own]
+            [_Part(node, SelectionBlocks.of(selection, node.spec.grid.window), out) for selection, out in own]
             for node, (_, _, own) in zip(nodes, requests, strict=True)
         ]
         try:
@@ -365,7 +365,7 @@ class _Stream:
             self._node.contents.flush_if_requested()
             if self._loop is None:
                 self._loop = Loop([self._node], self._views)
-            self._loop.add([Blocks.of(selection, self._node.spec.grid.window).bounds()])
+            self._loop.add([SelectionBlocks.of(selection, self._node.spec.grid.window).bounds()])
             self._waiting.append(selection)
             self._waiting_bytes += self._bytes_of(selection)
             # A window waiting for a full batch must not delay many later, already stored regions.
@@ -402,4 +402,4 @@ class _Stream:
         return results
 
     def _bytes_of(self, selection: Selection) -> int:
-        return Blocks.of(selection, self._node.spec.grid.window).pixels * self._node.spec.dtype.itemsize
+        return SelectionBlocks.of(selection, self._node.spec.grid.window).pixels * self._node.spec.dtype.itemsize

@@ -18,7 +18,7 @@ from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_edge, coordinates_of, followed
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.functions import Calling, Formula, RegionWriter
+from infinite_tensor.support.functions import Formula, FunctionCaller, RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
 from infinite_tensor.tilestore.store import TileStore, contents_of
@@ -124,7 +124,7 @@ class Computation:
         formula = self.f if isinstance(self.f, Formula) and not tensor.contents.outlives_process else None
         is_formula = formula is not None and formula.is_formula
         # Windows of other tensors are those of the user, or of tiles.
-        is_free = is_formula or isinstance(formula, Calling)
+        is_free = is_formula or isinstance(formula, FunctionCaller)
         self.units = _units(tensor.spec.grid, self.args) if is_free else None
         self.formula = self.units if is_formula else None
         self.settled = self.warned = False

@@ -18,7 +18,7 @@ from infinite_tensor.engine.formulas import never_lacks
 from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.regions import Block, Blocks, Region, Selection, parse
+from infinite_tensor.geometry.regions import Block, Region, Selection, SelectionBlocks, parse
 from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import IN_PARTS, new_block, new_result
 from infinite_tensor.support.interrupts import store_call
@@ -208,7 +208,7 @@ def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tens
             for selection, tile in zip(selections, tiles, strict=True):
                 out = new_block(selection.size, spec.dtype, spec.device) if tile in whole else None
                 if out is not None:
-                    (block,) = blocks = Blocks.of(selection, layout.grid.window)
+                    (block,) = blocks = SelectionBlocks.of(selection, layout.grid.window)
                     blocks.fill(block, out, access.read)
                 found.append(out)
             return found
@@ -232,7 +232,7 @@ def _copy(
     if missing is not None:
         missing.fill_(True)
     # Each block lies in one tile.
-    blocks = Blocks.of(selection, layout.grid.window).cut(1)
+    blocks = SelectionBlocks.of(selection, layout.grid.window).cut(1)
     rest = iter(blocks)
     at_once = min(max(1, _AT_ONCE_BYTES // layout.tile_bytes), _AT_ONCE)
     while some := list(itertools.islice(rest, at_once)):

@@ -226,7 +226,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blocks:
+class SelectionBlocks:
     """Boxes of pixels to read for a selection, in lexicographic order.
 
     A block contains wanted pixels and the gaps in between. Along a dimension with a step larger than the windows, each

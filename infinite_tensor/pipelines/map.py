@@ -145,7 +145,7 @@ def map_windows(
     named = any(along.name for along in output)
     f = _Mapped(fn, output, as_index(batch_size))
     f.modes.check()
-    f.is_formula = store is None and window is None and batch_size is None and not f.looked.networks
+    f.is_formula = store is None and window is None and batch_size is None and not f.snapshot.networks
     make = functools.partial(
         InfiniteTensor,
         [along.extent for along in output],

@@ -17,12 +17,12 @@ from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.functions import Calling
+from infinite_tensor.support.functions import FunctionCaller
 from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.checks import differ
 from infinite_tensor.values.code import Modes
-from infinite_tensor.values.fingerprint import STATE, Item, Look
+from infinite_tensor.values.fingerprint import STATE, Item, Snapshot
 from infinite_tensor.values.functions import first_look
 
 Index: TypeAlias = tuple[int, ...]
@@ -78,22 +78,22 @@ def _height(window: torch.Tensor) -> float:
     return float((window if window.is_complex() else window.to(torch.float64)).abs().max())
 
 
-class CallingNetworks(Calling):
+class CallingNetworks(FunctionCaller):
     """Calls user functions after checking that no network is in training mode."""
 
     @cached_property
-    def looked(self) -> Look:
+    def snapshot(self) -> Snapshot:
         """The code and values used by the functions, before the first call."""
         return first_look(self, "f")
 
     @cached_property
     def modes(self) -> Modes:
         """The networks in the functions. ``modes.check()`` raises an error for training mode."""
-        return Modes(self.looked.networks)
+        return Modes(self.snapshot.networks)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without what was found, because functions may reach different values in another process."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("modes", "looked")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("modes", "snapshot")}
 
 
 class BatchedNetwork(CallingNetworks):
@@ -131,7 +131,7 @@ class BatchedNetwork(CallingNetworks):
         self._kept: dict[Index, Outputs] = {}
         self._company = Company()
         # Lazy modules have no weights before their first call.
-        self.is_lazy = any(is_lazy(each) for net in self.looked.networks for each in net.parameters())
+        self.is_lazy = any(is_lazy(each) for net in self.snapshot.networks for each in net.parameters())
         self._dtypes = _dtypes_of(net)
         only = isinstance(net, nn.Module) and len(self._dtypes) == 1
         self._dtype = next(iter(self._dtypes)) if only else torch.float32
@@ -151,7 +151,7 @@ class BatchedNetwork(CallingNetworks):
         self.told, self.stored = told, stored
         if stored and not self.is_lazy:
             # Hash values now, because a call of the network may change them.
-            self.looked.digest()
+            self.snapshot.digest()
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """Set the expected shape and dtype of each output.
@@ -171,10 +171,10 @@ class BatchedNetwork(CallingNetworks):
         """
         # Copy the outputs, because the network may reuse its output buffer.
         outputs = {name: output.clone() for name, output in self._outputs(regions).items()}
-        after = Look(self, "f")
+        after = Snapshot(self, "f")
         if self.is_lazy:
-            self.looked = after
-        after.keep_states(self.looked, self.looked)
+            self.snapshot = after
+        after.keep_states(self.snapshot, self.snapshot)
         for at, ctx in enumerate(ctxs):
             self._kept[ctx] = {name: output[at : at + 1] for name, output in outputs.items()}
         return outputs
@@ -299,12 +299,12 @@ def device_of(net: object) -> torch.device:
     `net` is a network, or a function that calls networks. Return the CPU if there are no parameters.
     """
     return next(
-        (each.device for network in Look(net, "f").networks for each in network.parameters()), torch.device("cpu")
+        (each.device for network in Snapshot(net, "f").networks for each in network.parameters()), torch.device("cpu")
     )
 
 
 def _dtypes_of(net: object) -> set[torch.dtype]:
-    parameters = [each for network in Look(net, "f").networks for each in network.parameters()]
+    parameters = [each for network in Snapshot(net, "f").networks for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
 
 

@@ -58,7 +58,7 @@ from infinite_tensor.values.coarse import Method
 from infinite_tensor.values.code import Modes
 from infinite_tensor.values.definition import Blend, BlendName, default_name, label_of, resolved_blend
 from infinite_tensor.values.dtypes import checked_dtype
-from infinite_tensor.values.fingerprint import Look
+from infinite_tensor.values.fingerprint import Snapshot
 from infinite_tensor.values.reduction import Reduction, ReductionName
 from infinite_tensor.values.weights import WeightedMean
 
@@ -271,7 +271,7 @@ def predict(
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, count, place, sliding.channel_dim)
     f.modes.check()
-    Modes(Look(reduce, "f").networks).check()
+    Modes(Snapshot(reduce, "f").networks).check()
     f.prepare(told=version is not None, stored=store is not None)
     scales = sliding.given_scale(scale)
     options["where"] = where = _mask_of(sliding, region, options.get("where"))

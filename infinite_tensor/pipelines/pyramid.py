@@ -21,7 +21,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.coarse import KEY, Coarsening, Method, check_method, fits
-from infinite_tensor.values.meaning import Code
+from infinite_tensor.values.meaning import PixelCode
 
 _SPACE = frozenset("zyx")
 _SIDES = (65_536, 256, 32, 8)
@@ -44,7 +44,7 @@ def coarsen(
     tensor: InfiniteTensor,
     factor: int | Sequence[int],
     method: Method,
-    nodata: Code | None,
+    nodata: PixelCode | None,
     store: TileStore | str | os.PathLike[str] | None,
     tensor_id: str | None,
     sources: object = None,
@@ -59,7 +59,7 @@ def pyramid(
     tensor: InfiniteTensor,
     levels: int | None,
     method: Method | None,
-    nodata: Code | None,
+    nodata: PixelCode | None,
     store: TileStore | str | os.PathLike[str] | None,
     sources: object = None,
     *,
@@ -160,7 +160,7 @@ def _stored_method(tensor: InfiniteTensor) -> Method | None:
 
 def levels_to_show(
     tensor: InfiniteTensor,
-    nodata: Code | None,
+    nodata: PixelCode | None,
     start: Index,
     shape: Index,
     wanted: bool | int | Method,
@@ -176,7 +176,7 @@ def levels_to_show(
     ----------
     tensor : InfiniteTensor
         The tensor.
-    nodata : Code or None
+    nodata : PixelCode or None
         The value that marks missing pixels, if it is known.
     start, shape : tuple of int
         The box.
@@ -285,7 +285,7 @@ def _coarser(
     method: Method,
     below: tuple[InfiniteTensor, tuple[int, ...]],
     sources: Mapping[tuple[int, ...], InfiniteTensor],
-    nodata: Code | None,
+    nodata: PixelCode | None,
     store: TileStore | str | os.PathLike[str] | None,
     tensor_id: str | None,
     halved: int = 0,

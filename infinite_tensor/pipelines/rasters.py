@@ -22,7 +22,7 @@ from infinite_tensor.pipelines.readers import Reader, as_tensor, torch_dtype_of
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.support.tables import plain
 from infinite_tensor.values.arrays import Box, Stamps, cut, stamps_of_raster
-from infinite_tensor.values.meaning import COLOURS, Attribute, Code, Coordinate, Fact, Georeference, Meaning, Tag
+from infinite_tensor.values.meaning import COLOURS, Attribute, Coordinate, Fact, Georeference, Meaning, PixelCode, Tag
 
 _GDAL_CACHE_BYTES = 2**23
 """By default, GDAL would cache blocks in 5% of the memory. The tensor has a cache already."""
@@ -215,13 +215,13 @@ def meaning_of_raster(raster: Any, colours: Sequence[str]) -> Meaning:
     per_band = {"nodata": (raster.nodatavals, None), "scale": (raster.scales, 1.0), "offset": (raster.offsets, 0.0)}
     for name, (values, default) in per_band.items():
         if len({*map(repr, values)}) > 1:
-            facts.append(Code(name, [*values], 0))
+            facts.append(PixelCode(name, [*values], 0))
         elif values[0] != default:
-            facts.append(Code(name, values[0]))
+            facts.append(PixelCode(name, values[0]))
     if (*colours,) == ("palette",):
-        facts.append(Code("colour map", [[value, *colour] for value, colour in raster.colormap(1).items()]))
+        facts.append(PixelCode("colour map", [[value, *colour] for value, colour in raster.colormap(1).items()]))
     if raster.mask_flag_enums[0] == [MaskFlags.per_dataset]:
-        facts.append(Code("mask", True))
+        facts.append(PixelCode("mask", True))
     return Meaning(facts)
 
 

@@ -46,7 +46,7 @@ from infinite_tensor.values.arrays import (
 from infinite_tensor.values.checks import dense, stand_in
 from infinite_tensor.values.definition import json_value
 from infinite_tensor.values.dtypes import DTYPES
-from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Fact, Meaning
+from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Coordinate, Fact, Meaning, PixelCode
 from infinite_tensor_stores.homes import is_in_memory
 from infinite_tensor_stores.targets import shown
 
@@ -421,7 +421,7 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
     said, lost = _said({name: value for name, value in array.attrs.items() if name != "infinite_tensor"})
     codes = {_CODES[name]: value for name, value in reversed(said.items()) if name in _CODES}
     facts: list[Fact] = [Attribute(name, value) for name, value in said.items() if name not in _CODES]
-    facts += [Code(name, float(value) if value == "NaN" else value) for name, value in codes.items()]
+    facts += [PixelCode(name, float(value) if value == "NaN" else value) for name, value in codes.items()]
     renamed = dict(zip(array.dims, dims, strict=True))
     for name, coordinate in getattr(array, "coords", {}).items():
         values = _values_of(coordinate)

@@ -29,7 +29,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.arrays import Box, Stamps, contiguous_box, stamps_of_file
-from infinite_tensor.values.definition import Content, checked_dims, names_of
+from infinite_tensor.values.definition import ContentVersion, checked_dims, names_of
 from infinite_tensor.values.fingerprint import STAMP, Item
 from infinite_tensor.values.meaning import Meaning
 
@@ -372,7 +372,7 @@ def tensor_over(
         TensorWindow(size),
         dtype=reader.dtype,
         device=reader.device,
-        version=Content(reader.digest) if version is None else version,
+        version=ContentVersion(reader.digest) if version is None else version,
         edge="clip",
         **options,
     )

@@ -9,18 +9,7 @@ from typing import Any
 import torch
 
 
-class Unmovable(ABC):
-    """An ``f`` with a fixed dtype and device.
-
-    The tensor cannot be moved to another dtype or device.
-    """
-
-    @abstractmethod
-    def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """Tell how to get pixels of `dtype` on `device`, for an error message."""
-
-
-class Calling(ABC):
+class FunctionCaller(ABC):
     """An ``f`` calling functions of the user.
 
     If a value used by these functions has changed since pixels were stored, an error is raised. For any other ``f``,
@@ -32,13 +21,13 @@ class Calling(ABC):
         Whether the user has given a `version` for these functions.
     stored : bool
         Whether results are stored for later runs. If not, changes of these functions do not matter.
-    looked : Look
+    snapshot : Snapshot
         The code and values used by these functions before the first call.
     """
 
     told = True
     stored = True
-    looked: Any = None
+    snapshot: Any = None
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:
@@ -48,8 +37,8 @@ class Calling(ABC):
         """
 
 
-class RegionWriter(Unmovable):
-    """An ``f`` able to write any region of its tensor without computing windows.
+class RegionWriter(ABC):
+    """An ``f`` able to write any region of its tensor without computing windows, with a fixed dtype and device.
 
     In a memory store, a read on one thread calls `write` and stores nothing. If `copies` is True, windows of a
     memory store are never computed. In all other cases, windows are computed as for any other ``f``.
@@ -69,6 +58,10 @@ class RegionWriter(Unmovable):
         Stored windows would only duplicate such pixels.
         """
         return False
+
+    @abstractmethod
+    def instead(self, dtype: torch.dtype, device: torch.device) -> str:
+        """Tell how to get pixels of `dtype` on `device`, for an error message."""
 
     @abstractmethod
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:

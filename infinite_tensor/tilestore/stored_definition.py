@@ -31,7 +31,7 @@ from infinite_tensor.values.definition import (
     scalar_from_json,
 )
 from infinite_tensor.values.dtypes import dtype_of
-from infinite_tensor.values.functions import Functions, Record
+from infinite_tensor.values.functions import FunctionRecord, Functions
 from infinite_tensor.values.meaning import StoredMeaning
 from infinite_tensor.values.reduction import reduction_from_json, reduction_to_json
 from infinite_tensor.values.spec import TensorSpec
@@ -150,7 +150,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
     edge = None if edge is None else checked_edge(_typed(list, "edge", edge), shape)
     reduction = None if fields.get("reduce") is None else reduction_from_json(fields["reduce"])
     blend, blend_init = _field(fields, "blend"), scalar_from_json(_field(fields, "blend_init"))
-    functions = Record.from_json(_typed(dict, "functions", _field(fields, "functions")))
+    functions = FunctionRecord.from_json(_typed(dict, "functions", _field(fields, "functions")))
     definition = Definition(
         shape=shape,
         dtype=dtype,

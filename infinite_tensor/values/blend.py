@@ -72,7 +72,7 @@ class _Action(enum.Enum):
     KEEP = enum.auto()
 
 
-class _Part(NamedTuple):
+class _WindowBox(NamedTuple):
     """A box within a window, relative to the start of the window."""
 
     low: Index
@@ -125,8 +125,8 @@ class Blender:
             self._first, self._later = _Action.COPY if blend_init is None else _Action.ADD, _Action.ADD
         same = _SAME_EVERYWHERE if dtype.is_floating_point else _SAME_EVERYWHERE + _SAME_INTEGERS
         self._takes_any_shape = any(blend is each for each in same)
-        self._parts: dict[tuple[bool, ...], list[_Part]] = {}
-        self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
+        self._parts: dict[tuple[bool, ...], list[_WindowBox]] = {}
+        self._row_parts: dict[tuple[bool, ...], list[_WindowBox]] = {}
 
     def begun(self, target: Array) -> Array:
         """Return the block to fold windows into.
@@ -305,7 +305,7 @@ class Blender:
             combined = flat[: math.prod(existing.shape)].reshape(existing.shape)
         return as_array(combined) if isinstance(existing, np.ndarray) else combined
 
-    def _parts_of(self, index: Index) -> list[_Part]:
+    def _parts_of(self, index: Index) -> list[_WindowBox]:
         """Cut a window into boxes, each with the action for folding the box.
 
         For a sum, boxes overlapping an earlier window are added to the block, and other boxes are copied.
@@ -331,7 +331,7 @@ class Blender:
         """Whether the pixels of every window are copied as they are."""
         return self._alike and self._first is _Action.COPY and not self._weighs
 
-    def _row_parts_of(self, index: Index) -> list[_Part]:
+    def _row_parts_of(self, index: Index) -> list[_WindowBox]:
         """Cut the windows of a row into short parts, and return the parts in folding order.
 
         `index` is the first window of the row. A part is not longer than the stride. So the first parts of all windows
@@ -343,7 +343,7 @@ class Blender:
             assert axis is not None
             stride = self._grid.window.stride[axis]
             parts = [
-                _Part(
+                _WindowBox(
                     with_entry(part.low, axis, at),
                     with_entry(part.high, axis, min(at + stride, part.high[axis])),
                     part.action,
@@ -355,7 +355,7 @@ class Blender:
             self._row_parts[inner] = sorted(parts, key=lambda part: part.low[axis], reverse=True)
         return self._row_parts[inner]
 
-    def _split(self, inner: tuple[bool, ...]) -> list[_Part]:
+    def _split(self, inner: tuple[bool, ...]) -> list[_WindowBox]:
         window = self._grid.window
         fresh: list[_Box] = [((0,) * window.ndim, window.size)]
         seen: list[_Box] = []
@@ -369,7 +369,7 @@ class Blender:
                 rest, covered = _cut(box, followers, shared)
                 fresh += rest
                 seen.append(covered)
-        parts = [_Part(*box, self._first) for box in fresh] + [_Part(*box, self._later) for box in seen]
+        parts = [_WindowBox(*box, self._first) for box in fresh] + [_WindowBox(*box, self._later) for box in seen]
         return [part for part in parts if all(map(operator.lt, part.low, part.high))]
 
 

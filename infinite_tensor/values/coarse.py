@@ -31,7 +31,7 @@ _Entries: TypeAlias = list[tuple[int, torch.Tensor]]
 """Weight and pixels for each position in a block, in lexicographic order. Pixels are from all blocks."""
 
 
-class Blocks(NamedTuple):
+class AxisBlocks(NamedTuple):
     """Grouping of pixels into blocks along one dimension.
 
     Attributes
@@ -49,7 +49,7 @@ class Blocks(NamedTuple):
     last: int = 1
 
 
-class _Part(NamedTuple):
+class _BlockRun(NamedTuple):
     """Consecutive blocks of the same size along one dimension.
 
     Attributes
@@ -67,7 +67,7 @@ class _Part(NamedTuple):
     weights: Sequence[int]
 
 
-def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: torch.Tensor | None) -> torch.Tensor:
+def coarse(pixels: torch.Tensor, along: Sequence[AxisBlocks], method: str, nodata: torch.Tensor | None) -> torch.Tensor:
     """Reduce each block of pixels to a single pixel.
 
     The result for a block does not depend on pixels outside the block.
@@ -76,7 +76,7 @@ def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: t
     ----------
     pixels : torch.Tensor
         The pixels. In each dimension, they begin at the beginning of a block.
-    along : sequence of Blocks
+    along : sequence of AxisBlocks
         The blocks of each dimension.
     method : str
         "mean", "max", "min", "mode" or "nearest"; see `check_method`.
@@ -161,7 +161,7 @@ def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
     return found[::-1]
 
 
-def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
+def _parts(extent: int, along: AxisBlocks, most: int) -> Iterator[_BlockRun]:
     """Split the blocks along a dimension into parts.
 
     `most` is the maximum number of blocks in a part. The last block is a separate part if its size or weights differ.
@@ -172,9 +172,9 @@ def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
     begin = whole * along.factor
     for first in range(0, whole, most):
         last = min(first + most, whole)
-        yield _Part(slice(first, last), slice(first * along.factor, last * along.factor), (1,) * along.factor)
+        yield _BlockRun(slice(first, last), slice(first * along.factor, last * along.factor), (1,) * along.factor)
     if begin < extent:
-        yield _Part(slice(whole, None), slice(begin, extent), (*(along.weight,) * (extent - begin - 1), along.last))
+        yield _BlockRun(slice(whole, None), slice(begin, extent), (*(along.weight,) * (extent - begin - 1), along.last))
 
 
 def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
@@ -333,10 +333,10 @@ class Coarsening(Formula):
         whole[tuple(map(slice, found.shape))] = found
         return whole
 
-    def _blocks(self, d: int, stop: int) -> Blocks:
+    def _blocks(self, d: int, stop: int) -> AxisBlocks:
         weight, end = self.weight[d], self.finest[d]
         last = weight if end is None or stop != self.shape[d] else end - (stop - 1) * weight
-        return Blocks(self.factor[d], weight, last)
+        return AxisBlocks(self.factor[d], weight, last)
 
     def _missing(self, pixels: torch.Tensor, starts: Sequence[int]) -> torch.Tensor | None:
         if self.nodata is None or self.method == "nearest":

@@ -215,7 +215,7 @@ _NAMING = {"getattr", "attrgetter", "vars", "asdict", "astuple", "eval", "__dict
 """Functions and attributes for reading attributes by a string, or all attributes."""
 
 
-class Code(NamedTuple):
+class CodeDigest(NamedTuple):
     """What identifies the code of a function, and the names used there, nested functions included.
 
     Attributes
@@ -236,7 +236,7 @@ class Code(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def code_of(code: types.CodeType) -> Code:
+def code_of(code: types.CodeType) -> CodeDigest:
     """Inspect the code of a function."""
     return _Reading(code, {name: name for name in code.co_freevars}).code()
 
@@ -265,7 +265,7 @@ class _Reading:
         self._offsets = [each.offset for _, each in self._kept]
         self._found: dict[str, set[str]] = {"globals": set(), "attributes": set(), "imported": set()}
 
-    def code(self) -> Code:
+    def code(self) -> CodeDigest:
         """Return what was read."""
         code, flags = self._code, self._code.co_flags & _FLAGS
         parameters = code.co_argcount + code.co_kwonlyargcount
@@ -280,7 +280,7 @@ class _Reading:
         if not _NAMING.isdisjoint(found["globals"] | found["attributes"]):
             # ``getattr(config, "gain")``
             found["attributes"] |= {each for each in code.co_consts if isinstance(each, str) and each.isidentifier()}
-        return Code(sha256_of(said), *map(frozenset, found.values()))
+        return CodeDigest(sha256_of(said), *map(frozenset, found.values()))
 
     def _argument(self, at: int, each: dis.Instruction) -> str:
         kind, value = each.opcode, each.argval

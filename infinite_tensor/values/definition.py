@@ -21,7 +21,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Edge, Shape, TensorWindow
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.functions import Calling
+from infinite_tensor.support.functions import FunctionCaller
 from infinite_tensor.support.given import members, number, quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.code import function_name
@@ -158,7 +158,7 @@ def modes_of(padding: tuple[Padding, ...] | None) -> list[str] | None:
     return None if padding is None else [each.mode for each in padding]
 
 
-class Content:
+class ContentVersion:
     """The version of a source, computed from the values of the array, image or raster.
 
     The values are hashed only when something is stored or compared.
@@ -228,7 +228,7 @@ class Definition:
     args: tuple[ArgDefinition, ...]
     blend: Json
     blend_init: Json
-    version: Json | Content
+    version: Json | ContentVersion
     functions: Functions = field(compare=False)
     edge: Edge | None = None
     """Treatment of windows reaching past finite dimensions. None drops such windows."""
@@ -250,7 +250,7 @@ class Definition:
             "args": [arg.values() for arg in self.args],
             "blend": self.blend,
             "blend_init": self.blend_init,
-            "version": self.version.said if isinstance(self.version, Content) else self.version,
+            "version": self.version.said if isinstance(self.version, ContentVersion) else self.version,
         }
         # Leave out defaults, because definitions stored by older versions lack these fields.
         given = {"edge": self.edge, "output": self.output}
@@ -544,7 +544,7 @@ def functions_of(
 
     `told` is True if the user has set a version.
     """
-    ours = f if isinstance(f, Calling) else None
+    ours = f if isinstance(f, FunctionCaller) else None
     if ours is not None and not ours.stored:
         return Functions()
     own = {"f": f, "blend": blend, "reduce": None if reduction is None else reduction.function}

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Self
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.forks import Lock
-from infinite_tensor.support.functions import Calling
-from infinite_tensor.values.fingerprint import LATE, STAMP, VALUE, Item, Look
+from infinite_tensor.support.functions import FunctionCaller
+from infinite_tensor.values.fingerprint import LATE, STAMP, VALUE, Item, Snapshot
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Minor version of Python. Bytecode differs between minor versions, so code is compared only within a version."""
@@ -32,7 +32,7 @@ _FIRM = "firm"
 
 
 @dataclass(frozen=True)
-class Record:
+class FunctionRecord:
     """Record of functions, stored with a definition.
 
     Attributes
@@ -142,13 +142,13 @@ class Functions:
         self._own = own or {}
         self._upstream = tuple(upstream)
         self._told = told
-        self._looks: dict[str, Look] | None = None
+        self._looks: dict[str, Snapshot] | None = None
         self._marks: list[tuple[str, object]] = []
-        self._records: dict[bool, Record] = {}
+        self._records: dict[bool, FunctionRecord] = {}
         self.is_called = False
 
     @classmethod
-    def of_record(cls, record: Record) -> Self:
+    def of_record(cls, record: FunctionRecord) -> Self:
         """Create an object from a record, without the functions themselves."""
         functions = cls()
         functions._records = {True: record, False: record}
@@ -172,10 +172,10 @@ class Functions:
         if self._looks is None and not self._records:
             self._marks = self._marks_now()
 
-    def _first_looks(self) -> dict[str, Look]:
+    def _first_looks(self) -> dict[str, Snapshot]:
         if self._looks is None:
             self._looks = {
-                name: (isinstance(each, Calling) and each.looked) or first_look(each, name)
+                name: (isinstance(each, FunctionCaller) and each.snapshot) or first_look(each, name)
                 for name, each in self._own.items()
             }
         return self._looks
@@ -190,14 +190,14 @@ class Functions:
 
     def is_compared(self) -> bool:
         """Whether somebody has asked for the values, so that it matters which of them are state."""
-        calling = [each for each in self._own.values() if isinstance(each, Calling)]
-        return self._looks is not None or any("looked" in vars(each) for each in calling)
+        calling = [each for each in self._own.values() if isinstance(each, FunctionCaller)]
+        return self._looks is not None or any("snapshot" in vars(each) for each in calling)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Look for state in this context: values that the functions change."""
         with LOOKING:
-            before = {name: Look(each, name) for name, each in self._own.items()}
+            before = {name: Snapshot(each, name) for name, each in self._own.items()}
             known = {_given(each, name): self._first_looks()[name] for name, each in self._own.items()}
             for key, look in known.items():
                 _watched[key].append(look)
@@ -205,7 +205,7 @@ class Functions:
             yield
         finally:
             for name, first in self._first_looks().items():
-                Look(self._own[name], name).keep_states(before[name], first)
+                Snapshot(self._own[name], name).keep_states(before[name], first)
             with LOOKING:
                 for key, look in known.items():
                     _watched[key].remove(look)
@@ -213,16 +213,16 @@ class Functions:
                         del _watched[key]
 
     @property
-    def record(self) -> Record:
+    def record(self) -> FunctionRecord:
         """The record to store, including all upstream functions. Known state is left out, and listed."""
         return self._made(whole=False)
 
     @property
-    def identity(self) -> Record:
+    def identity(self) -> FunctionRecord:
         """The record as it was before the first calls, state included."""
         return self._made(whole=True)
 
-    def _made(self, *, whole: bool) -> Record:
+    def _made(self, *, whole: bool) -> FunctionRecord:
         # A loop instead of recursion: chains may be long.
         waiting = [self]
         while waiting:
@@ -231,26 +231,24 @@ class Functions:
             if unknown and whole not in last._records:  # noqa: SLF001
                 waiting += unknown
             elif whole not in waiting.pop()._records:  # noqa: SLF001
-                last._records[whole] = last._recorded(whole=whole, state=[] if whole else last._known_states())  # noqa: SLF001
+                last._records[whole] = last._recorded(whole=whole)  # noqa: SLF001
         return self._records[whole]
 
-    def _known_states(self) -> list[str]:
-        return [place for look in self._first_looks().values() for place in look.states]
-
-    def without(self, state: Iterable[str]) -> Record:
+    def without(self, state: Iterable[str]) -> FunctionRecord:
         """Return the record without the values at the places in `state`."""
         whole, left_out = self.identity, list(state)
-        return self._recorded(whole=True, state=left_out) if left_out and self._looks is not None else whole
+        return self._recorded(whole=True, left_out=left_out) if left_out and self._looks is not None else whole
 
-    def _recorded(self, *, whole: bool, state: list[str]) -> Record:
+    def _recorded(self, *, whole: bool, left_out: Iterable[str] = ()) -> FunctionRecord:
         looks = self._first_looks()
+        state = [*left_out] if whole else [place for look in looks.values() for place in look.states]
         code = {name: look.code() for name, look in looks.items()}
         found = [look.items(state) for look in looks.values()]
         records = [each._records[whole] for each in dict.fromkeys(self._upstream)]  # noqa: SLF001
         if any(record.code for record in records):
             said = json.dumps([record.code for record in records], sort_keys=True)
             code["upstream"] = hashlib.sha256(said.encode()).hexdigest()
-        firm = any(isinstance(function, Calling) for function in self._own.values())
+        firm = any(isinstance(function, FunctionCaller) for function in self._own.values())
         items = _merged(
             item._replace(kind=_FIRM) if firm and item.kind == VALUE else item
             for item in (
@@ -261,25 +259,25 @@ class Functions:
         opaque = [name for _, unseen in found for name in unseen if not self._told]
         opaque += [name for record in records for name in record.opaque]
         state = state + [name for record in records for name in record.state]
-        return Record(PYTHON, code, items, tuple(dict.fromkeys(opaque)), tuple(dict.fromkeys(state)))
+        return FunctionRecord(PYTHON, code, items, tuple(dict.fromkeys(opaque)), tuple(dict.fromkeys(state)))
 
 
 LOOKING = Lock()
 """Held by looks at functions, so that no other thread begins to call them."""
-_watched: defaultdict[tuple[int, type, str], list[Look]] = defaultdict(list)
+_watched: defaultdict[tuple[int, type, str], list[Snapshot]] = defaultdict(list)
 """For each function that is being called and watched, the looks before its first call: one for each watcher."""
 
 
-def first_look(function: object, name: str) -> Look:
+def first_look(function: object, name: str) -> Snapshot:
     """Look at a function before its first call for a tensor, or as it was before calls that run now."""
     with LOOKING:
         watched = _watched.get(_given(function, name))
-        return watched[0] if watched else Look(function, name, is_first=True)
+        return watched[0] if watched else Snapshot(function, name, is_first=True)
 
 
 def _given(function: Any, name: str) -> tuple[int, type, str]:
     return (
-        id(getattr(function, "__wrapped__", None) if isinstance(function, Calling) else function),
+        id(getattr(function, "__wrapped__", None) if isinstance(function, FunctionCaller) else function),
         type(function),
         name,
     )
@@ -313,7 +311,7 @@ def _first(place: str) -> str:
     return re.sub(r" \(\d+\)$", "", place)
 
 
-def changes(stored: Record, given: Record) -> Changes:
+def changes(stored: FunctionRecord, given: FunctionRecord) -> Changes:
     """Describe the differences between two records of functions.
 
     Both records should be of the same functions.

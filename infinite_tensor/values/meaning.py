@@ -38,7 +38,7 @@ _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
 """Maximum rounding errors in the size and position of a pixel, as fractions of a pixel."""
 
 
-class Seen(NamedTuple):
+class AxisScale(NamedTuple):
     """Scale and shift between the pixels of two tensors along one dimension, as part of a `Lens`.
 
     For a level coarser by a factor of 4, by the method "mean", the scale is 4 and the shift is 0. For the region
@@ -66,7 +66,7 @@ class Lens:
 
     Attributes
     ----------
-    seen : mapping of int to Seen
+    seen : mapping of int to AxisScale
         The dimensions that appear in the other tensor.
     shape, dims
         The shape and dimension names of the other tensor.
@@ -82,7 +82,7 @@ class Lens:
         dimension, such as labels from all bands. Facts about these entries and their numbers end here.
     """
 
-    seen: Mapping[int, Seen]
+    seen: Mapping[int, AxisScale]
     shape: Shape
     dims: tuple[str, ...]
     names: tuple[str, ...]
@@ -114,20 +114,20 @@ class Lens:
         """
         own, follows, its = output.output_window, followed(output.output_window), followed(window)
         dims, names = names_of(output.dims, len(output.shape)), names_of(arg.dims, len(arg.shape))
-        seen: dict[int, Seen] = {}
+        seen: dict[int, AxisScale] = {}
         for e, k in enumerate(its):
             if k is not None and (follows.count(k), its.count(k)) == (1, 1):
                 d = follows.index(k)
                 scale, middle = Fraction(window.stride[e], own.stride[d]), own.offset[d] + Fraction(own.size[d], 2)
                 shift = window.offset[e] + Fraction(window.size[e], 2) - middle * scale
-                seen[e] = Seen(d, scale, shift - (scale - 1) / 2 if picks_first else shift)
+                seen[e] = AxisScale(d, scale, shift - (scale - 1) / 2 if picks_first else shift)
         taken = {each.d for each in seen.values()}
         is_new = output.reduction is not None
         for e, k in enumerate(its):
             whole = k is None and (window.offset[e], window.size[e]) == (0, arg.shape[e])
             same = [d for d, name in enumerate(dims) if (name, output.shape[d]) == (names[e], arg.shape[e])]
             if whole and same and same[0] not in taken:
-                seen[e] = Seen(same[0], Fraction(1), Fraction(0))
+                seen[e] = AxisScale(same[0], Fraction(1), Fraction(0))
             is_new |= whole and e not in seen
         is_new = is_new and not keeps_codes
         alike = (dims, output.dtype, is_new) == (names, arg.dtype, False)
@@ -141,7 +141,7 @@ class Lens:
         dimension of the tensor that is kept in the region to its name and extent there.
         """
         numbers = {d: number for number, d in enumerate(shown)}
-        seen = {d: Seen(numbers.get(d), Fraction(1), Fraction(first)) for d, first in enumerate(start)}
+        seen = {d: AxisScale(numbers.get(d), Fraction(1), Fraction(first)) for d, first in enumerate(start)}
         dims, shape = zip(*shown.values(), strict=True) if shown else ((), ())
         return cls(seen, shape, dims, tuple(names), keeps_codes=True, is_alike=True)
 
@@ -438,7 +438,7 @@ _DTYPES = re.compile(r"[<|][biuf][1248]|<[mM]8\[(s|ms|us|ns)\]|<U[0-9]+")
 """Dtypes of stored coordinates, in numpy's notation."""
 
 
-def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.NDArray[Any] | None:
+def _along(values: npt.NDArray[Any], axis: int, seen: AxisScale, count: int) -> npt.NDArray[Any] | None:
     n, first = values.shape[axis], seen.shift + (seen.scale - 1) / 2
     if seen.scale == first.denominator == 1 and 0 <= first <= n - count:
         return values[(slice(None),) * axis + (slice(int(first), int(first) + count),)]
@@ -489,7 +489,7 @@ class Tag(Attribute):
 
 
 @dataclass(frozen=True)
-class Code(Fact):
+class PixelCode(Fact):
     """Meaning of the numbers in pixels: nodata, scale, offset, colour map or mask.
 
     A code does not apply to pixels computed from these pixels, except by coarsening.
@@ -513,7 +513,7 @@ class Code(Fact):
         """A single label, such as ``nodata``."""
         return [self.called]
 
-    def through(self, lens: Lens) -> Code | None:
+    def through(self, lens: Lens) -> PixelCode | None:
         """Return the code for the other tensor of a lens.
 
         For example, a tensor has a nodata value per band, and the other tensor is a region of two bands. Then the
@@ -526,7 +526,7 @@ class Code(Fact):
         values = self.value[first : first + (count or 1)]
         # A set would not work, because NaN differs from itself.
         one = seen.d is None or all(each == values[0] or repr(each) == repr(values[0]) for each in values)
-        return Code(self.called, values[0]) if one else Code(self.called, values, seen.d)
+        return PixelCode(self.called, values[0]) if one else PixelCode(self.called, values, seen.d)
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:
@@ -542,7 +542,7 @@ class Code(Fact):
 
 
 @dataclass(frozen=True)
-class Unread(Fact):
+class UnreadFact(Fact):
     """A stored fact that cannot be read, for example because a newer version wrote it.
 
     It stays in the store, and applies to no other tensor.
@@ -578,7 +578,7 @@ _PLACES = re.compile("CRS|transform|GCPs|RPCs|place|coordinate")
 
 F = TypeVar("F", bound=Fact)
 
-_KINDS: Mapping[str, type[Fact]] = {each.kind: each for each in (Georeference, Coordinate, Attribute, Tag, Code)}
+_KINDS: Mapping[str, type[Fact]] = {each.kind: each for each in (Georeference, Coordinate, Attribute, Tag, PixelCode)}
 
 
 class Meaning:
@@ -684,7 +684,7 @@ class StoredMeaning(Meaning):
         for each in self._stored["facts"]:
             fact = _fact_of(each, self._shape) if room > 0 else None
             label = f"{each.get('kind')!s:.80} {each.get('called')!r:.80}"
-            facts.append(Unread(label, each) if fact is None else fact)
+            facts.append(UnreadFact(label, each) if fact is None else fact)
             room -= fact.values.nbytes if isinstance(fact, Coordinate) else 0
         return tuple(facts)
 
@@ -729,18 +729,20 @@ def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
     return held if dtype.is_floating_point or held == number else None
 
 
-def nodata_of(definition: Definition) -> Code | None:
+def nodata_of(definition: Definition) -> PixelCode | None:
     """Return the nodata values of a tensor, converted by `nodata_in`.
 
     Return None if there are none.
     """
-    codes = [] if definition.meaning is None else definition.meaning.of(Code)
+    codes = [] if definition.meaning is None else definition.meaning.of(PixelCode)
     code = next((each for each in codes if each.called == "nodata"), None)
     if code is None:
         return None
     entries = [code.value] if code.along is None else code.value
     values = tuple([nodata_in(each, definition.dtype) for each in entries])
-    return None if {*values} == {None} else Code(code.called, values[0] if code.along is None else values, code.along)
+    return (
+        None if {*values} == {None} else PixelCode(code.called, values[0] if code.along is None else values, code.along)
+    )
 
 
 def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:

@@ -26,10 +26,10 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number, json_number
 from infinite_tensor.values.meaning import (
     Attribute,
-    Code,
     Coordinate,
     Georeference,
     Meaning,
+    PixelCode,
     nodata_in,
 )
 from infinite_tensor.views.frame import Frame
@@ -49,7 +49,7 @@ _LABELS_AT_ONCE = 2**20
 _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor", "scales")} | {
     "offset": ("add_offset", "offsets")
 }
-"""Two attributes for each `Code`: for a single value, and for a value per band."""
+"""Two attributes for each `PixelCode`: for a single value, and for a value per band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
 T = TypeVar("T", float, npt.NDArray[Any])
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -206,7 +206,7 @@ def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
     found = {fact.called: fact.value for fact in meaning.of(Attribute)}
     if any(place.is_point for place in meaning.of(Georeference)):
         found["AREA_OR_POINT"] = "Point"
-    for fact in meaning.of(Code):
+    for fact in meaning.of(PixelCode):
         if fact.called not in _ELSEWHERE:
             name, names = _ATTRIBUTES.get(fact.called, (fact.called, fact.called))
             value = nodata_in(fact.value, dtype) if name == "_FillValue" and fact.along is None else fact.value

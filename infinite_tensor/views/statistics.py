@@ -22,11 +22,11 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.mask import BoolArray, PlacedMask, placed
 from infinite_tensor.filling.stored_only import whole_pixels
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.geometry.regions import Blocks, Selection, parse
+from infinite_tensor.geometry.regions import Selection, SelectionBlocks, parse
 from infinite_tensor.pipelines.sources import is_source
 from infinite_tensor.support.given import checked_flag, checked_workers, quoted
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.meaning import Code
+from infinite_tensor.values.meaning import PixelCode
 from infinite_tensor.views.frame import shown, shown_dtype
 from infinite_tensor.views.quantiles import LEADING, Bins, Numbers, exactly
 
@@ -176,7 +176,7 @@ class _Pixels:
     ----------
     tensor : InfiniteTensor
         The tensor.
-    nodata : Code or None
+    nodata : PixelCode or None
         The nodata values of the source raster. Nodata pixels are left out.
     selection : Selection
         The region that contains the pixels.
@@ -191,7 +191,7 @@ class _Pixels:
     """
 
     tensor: InfiniteTensor
-    nodata: Code | None
+    nodata: PixelCode | None
     selection: Selection
     tiles: Sequence[Index] | None
     mask: PlacedMask | None
@@ -202,7 +202,7 @@ class _Pixels:
     def of(
         cls,
         tensor: InfiniteTensor,
-        nodata: Code | None,
+        nodata: PixelCode | None,
         region: object,
         where: object,
         computed: bool,
@@ -266,7 +266,7 @@ class _Pixels:
         elif 0 not in selection.shape:
             steps = tuple([along.step for along in selection.pixels])
             most = _BLOCK_PIXELS if self.computed and self.mask is None else 1
-            for block in Blocks.of(selection, layout.grid.window).cut(most):
+            for block in SelectionBlocks.of(selection, layout.grid.window).cut(most):
                 stop = tuple([a + n for a, n in zip(block.start, block.shape, strict=True)])
                 yield Selection(block.start, stop, steps, ())
 
@@ -313,7 +313,7 @@ class _Sieve:
         The number of removed NaN pixels, and of removed pixels that are nodata in the source raster.
     """
 
-    def __init__(self, tensor: InfiniteTensor, nodata: Code | None, use: _Use) -> None:
+    def __init__(self, tensor: InfiniteTensor, nodata: PixelCode | None, use: _Use) -> None:
         self.nan = self.nodata = 0
         self._tensor, self._dtype, self._use = tensor, tensor.dtype, use
         self._nodata = None if nodata is None else _broadcast(nodata, tensor)
@@ -360,7 +360,7 @@ class _Sieve:
                 self._use(piece)
 
 
-def _broadcast(nodata: Code, tensor: InfiniteTensor) -> Numbers:
+def _broadcast(nodata: PixelCode, tensor: InfiniteTensor) -> Numbers:
     values = nodata.value if nodata.along is not None else [nodata.value]
     # A channel without a nodata value gets NaN, because no pixel equals NaN.
     dtype = np.dtype(np.float64) if None in values else shown_dtype(tensor.dtype)
@@ -373,7 +373,7 @@ def _broadcast(nodata: Code, tensor: InfiniteTensor) -> Numbers:
 
 def stats_of(
     tensor: InfiniteTensor,
-    nodata: Code | None,
+    nodata: PixelCode | None,
     region: object,
     where: object,
     compute: object,

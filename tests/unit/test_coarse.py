@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infinite_tensor.values.coarse import Blocks, coarse, fits
+from infinite_tensor.values.coarse import AxisBlocks, coarse, fits
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_several_threads_of_torch_change_no_bit(method: str, dtype: torch.dtype)
     pixels[:, 128:131, 200:260] = 7
     if dtype.is_floating_point:
         pixels[torch.rand(pixels.shape, generator=torch.Generator().manual_seed(2)) < 0.2] = torch.nan
-    along = [Blocks(1), Blocks(2, 4, 3), Blocks(2)]
+    along = [AxisBlocks(1), AxisBlocks(2, 4, 3), AxisBlocks(2)]
     before = torch.get_num_threads()
     for nodata in (None, torch.tensor([7, 3, 200])[:, None, None]):
         found = []

@@ -31,10 +31,10 @@ from PIL import Image
 from torch import nn
 
 from infinite_tensor import InfiniteTensor, TensorWindow, digest
-from infinite_tensor.support.functions import Calling
+from infinite_tensor.support.functions import FunctionCaller
 from infinite_tensor.values.code import is_installed
-from infinite_tensor.values.fingerprint import Look
-from infinite_tensor.values.functions import Changes, Functions, Record, changes
+from infinite_tensor.values.fingerprint import Snapshot
+from infinite_tensor.values.functions import Changes, FunctionRecord, Functions, changes
 from tests.support.networks import Net, Painter, closing_over, filled, with_net
 from tests.unit import constants
 from tests.unit.test_digest import odd
@@ -42,7 +42,7 @@ from tests.unit.test_digest import odd
 ROOT = Path(__file__).parents[2]
 
 
-def record(function: Callable[..., Any]) -> Record:
+def record(function: Callable[..., Any]) -> FunctionRecord:
     return Functions({"f": function}).record
 
 
@@ -400,7 +400,7 @@ def test_the_code_of_classes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_renamed_variable_does_not_hide_other_weights() -> None:
-    class Firm(Calling):
+    class Firm(FunctionCaller):
         def __init__(self, fn: Callable[..., Any]) -> None:
             self.fn = fn
 
@@ -757,7 +757,7 @@ def test_it_is_the_same_in_every_process(seed: int) -> None:
 
 
 def test_functions_upstream_count() -> None:
-    def below(value: Any) -> Record:
+    def below(value: Any) -> FunctionRecord:
         upstream = Functions({"f": closing_over(Net(value))})
         return Functions({"f": norm}, (upstream, Functions({"f": calls_norm}))).record
 
@@ -788,11 +788,11 @@ def test_a_tensor_counts_by_its_definition_and_what_it_computes() -> None:
 
 def test_networks_are_found_without_hashing_them() -> None:
     net = Net().to("meta")
-    assert Look(Blur(Painter(net).paint), "f").networks == [net]
+    assert Snapshot(Blur(Painter(net).paint), "f").networks == [net]
 
 
 def test_a_record_is_read_back_from_json_and_one_of_other_rules_is_empty() -> None:
     found = record(closing_over(Net()))
-    assert Record.from_json(found.to_json()) == found
-    assert Record.from_json({"python": "3.11", "f": "00" * 32}) == Record()
-    assert changes(Record(), found) == NOTHING
+    assert FunctionRecord.from_json(found.to_json()) == found
+    assert FunctionRecord.from_json({"python": "3.11", "f": "00" * 32}) == FunctionRecord()
+    assert changes(FunctionRecord(), found) == NOTHING

@@ -29,7 +29,7 @@ from torch import nn
 
 from infinite_tensor import digest
 from infinite_tensor.values.definition import functions_of
-from infinite_tensor.values.functions import Functions, Record, changes
+from infinite_tensor.values.functions import FunctionRecord, Functions, changes
 from tests.support.networks import Net, filled
 from tests.unit.test_fingerprint import NOTHING, after_use, changed, closure, record
 
@@ -430,7 +430,7 @@ def test_a_tensor_without_bytes_of_its_own_counts_by_its_dtype() -> None:
 
 def test_attributes_of_a_function_that_the_library_has_words_for_are_its_own() -> None:
     class Scale:
-        looked, stored, told = True, False, False
+        snapshot, stored, told = True, False, False
 
         def __init__(self, gain: float) -> None:
             self.gain = gain
@@ -438,7 +438,7 @@ def test_attributes_of_a_function_that_the_library_has_words_for_are_its_own() -
         def __call__(self, x: Any) -> Any:
             return x * self.gain
 
-    def of(gain: float) -> Record:
+    def of(gain: float) -> FunctionRecord:
         return functions_of(Scale(gain), None, ()).record
 
     assert changes(of(1.0), of(2.0)).values == ["`Scale.gain` was 1.0 and is 2.0"]

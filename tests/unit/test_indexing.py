@@ -12,7 +12,7 @@ import torch
 from infinite_tensor import InfiniteTensor, TensorWindow, sl
 from infinite_tensor.errors import RegionError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT
-from infinite_tensor.geometry.regions import Blocks, parse
+from infinite_tensor.geometry.regions import SelectionBlocks, parse
 from infinite_tensor.geometry.window import WindowGrid
 
 UNBOUNDED = (None, None)
@@ -36,7 +36,7 @@ def test_the_blocks_of_a_selection_hold_what_is_wanted_and_meet_no_window_beside
     pixels = torch.arange(80).reshape(FINITE)
     grid = WindowGrid(TensorWindow((3, 3), stride=2, offset=-1), FINITE, ("clip", "clip"))
     selection = parse(index, FINITE)
-    blocks = Blocks.of(selection, grid.window).cut(most)
+    blocks = SelectionBlocks.of(selection, grid.window).cut(most)
     out, wanted = torch.full(selection.size, -1), set(itertools.product(*selection.pixels))
     for block in blocks:
         stop = tuple(a + n for a, n in zip(block.start, block.shape, strict=True))

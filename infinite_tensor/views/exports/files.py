@@ -27,10 +27,10 @@ from infinite_tensor.values.definition import CHANNELS
 from infinite_tensor.values.meaning import (
     COLOURS,
     Attribute,
-    Code,
     Coordinate,
     Fact,
     Georeference,
+    PixelCode,
     crs_of,
     nodata_in,
 )
@@ -135,7 +135,7 @@ def opened_png(cutout: Cutout, path: Path, *, palette: bool = False) -> Iterator
 
 def unsaid_by_png(cutout: Cutout) -> list[str]:
     """List the codes of pixels left out of a PNG. Nobody expects a place in a PNG."""
-    return [*cutout.meaning.lost, *[label for code in cutout.meaning.of(Code) for label in code.labels]]
+    return [*cutout.meaning.lost, *[label for code in cutout.meaning.of(PixelCode) for label in code.labels]]
 
 
 def _image() -> Any:
@@ -345,7 +345,7 @@ def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
     The function takes rows and columns of the file.
     """
     reader, (y, x) = getattr(cutout.tensor.f, "reader", None), cutout.frame.origin[-2:]
-    known = [code for code in cutout.meaning.of(Code) if code.called == "mask"]
+    known = [code for code in cutout.meaning.of(PixelCode) if code.called == "mask"]
     if not known or not isinstance(reader, RasterReader) or cutout.kept[-2:] != (1, 2):
         return None
     return lambda rows, columns: reader.read_mask(
@@ -401,7 +401,7 @@ def _said_of(cutout: Cutout) -> _Said:
                 _say_place(fact, found)
         elif isinstance(fact, Coordinate):
             _say_coordinate(fact, cutout, bands, found)
-        elif isinstance(fact, Code):
+        elif isinstance(fact, PixelCode):
             _say_code(fact, cutout, bands, found)
         elif isinstance(fact, Attribute):
             if fact.called == "units":
@@ -490,7 +490,7 @@ def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _
     found.said.update(coordinate.labels)
 
 
-def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
+def _say_code(code: PixelCode, cutout: Cutout, bands: int, found: _Said) -> None:
     values, dtype = code.value if code.along is not None else [code.value] * bands, _dtype_of(cutout)
     if code.along not in (None, cutout.channels):
         return

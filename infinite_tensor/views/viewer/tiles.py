@@ -25,7 +25,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.stopping import Stopped, end_if_unwanted
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.coarse import Blocks, Coarsening, coarse
+from infinite_tensor.values.coarse import AxisBlocks, Coarsening, coarse
 from infinite_tensor.values.meaning import nodata_of
 from infinite_tensor.views.colours import Array, are_labels, range_of
 from infinite_tensor.views.frame import shown, shown_dtype, shown_if_stored
@@ -255,7 +255,7 @@ class Tiles:
         pixels, nodata = torch.from_numpy(np.where(values == self._nodata(plane), np.nan, values)), None
         if labels:
             pixels, nodata = torch.where(pixels.isnan(), -1, pixels).long(), torch.tensor(-1, device="cpu")
-        along = [Blocks(2), Blocks(2), Blocks(1)][: pixels.ndim]
+        along = [AxisBlocks(2), AxisBlocks(2), AxisBlocks(1)][: pixels.ndim]
         for _ in range(times):
             pixels = coarse(pixels, along, "mode" if labels else "mean", nodata)
         halved = pixels.numpy().astype(self._dtype)
