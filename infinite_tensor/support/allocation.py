@@ -117,12 +117,6 @@ class _FreedBlocks:
         return view
 
     def _give_back(self, pages: mmap.mmap, nbytes: int) -> None:
-        self._make_room()
-        held = self._pages.pop(nbytes, deque())
-        held.append(pages)
-        self._pages[nbytes] = held
-
-    def _make_room(self) -> None:
         while (kept := self._pages.copy()) and (
             len(kept) >= _KEPT_SIZES or sum(size * len(held) for size, held in kept.items()) >= _KEPT_BYTES
         ):
@@ -131,6 +125,9 @@ class _FreedBlocks:
                 held.popleft()
             if not held:
                 self._pages.pop(size, None)
+        same = self._pages.pop(nbytes, deque())
+        same.append(pages)
+        self._pages[nbytes] = same
 
 
 _FREED = _FreedBlocks()

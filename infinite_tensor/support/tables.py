@@ -35,7 +35,14 @@ class Tabular(ABC):
         """The title above the table."""
 
     def __repr__(self) -> str:
-        return _text_table(self._title, *self._table())
+        headings, rows = self._table()
+        rows = [headings, *([plain(cell) for cell in row] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [self._title]
+        for row in rows:
+            first, *others = map(str.rjust, row, widths)
+            lines.append("  ".join([first.lstrip().ljust(widths[0]), *others]).rstrip())
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         headings, rows = self._table()
@@ -50,16 +57,6 @@ class Tabular(ABC):
 
     def _cells(self, figures: object) -> list[str]:
         return [show(getattr(figures, name)) if hasattr(figures, name) else "" for name, show in self._COLUMNS.values()]
-
-
-def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rows = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    lines = []
-    for row in (headings, *rows):
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join([first.lstrip().ljust(widths[0]), *others]).rstrip())
-    return "\n".join([title, *lines])
 
 
 def plain(text: object) -> str:

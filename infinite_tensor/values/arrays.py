@@ -434,7 +434,7 @@ def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int
     room, box = max(1, nbytes // itemsize), []
     for extent in reversed(shape):
         box.append(max(1, min(extent, room)))
-        room //= extent
+        room //= max(1, extent)
     return box[::-1]
 
 
@@ -453,8 +453,13 @@ def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) ->
             box = row
         elif row_bytes <= _STEP_BYTES and box[d] < shape[d]:
             box[d] -= box[d] % row[d]
-    for start in itertools.product(*(range(0, extent, n) for extent, n in zip(shape, box, strict=True))):
-        yield tuple(slice(a, min(a + n, e)) for a, n, e in zip(start, box, shape, strict=True))
+    yield from boxes_of(shape, box)
+
+
+def boxes_of(shape: Sequence[int], box: Sequence[int]) -> Iterator[Box]:
+    """Cut an array into boxes, in lexicographic order. The last ones may be smaller."""
+    for start in itertools.product(*[range(0, extent, n) for extent, n in zip(shape, box, strict=True)]):
+        yield tuple([slice(a, min(a + n, e)) for a, n, e in zip(start, box, shape, strict=True)])
 
 
 def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Box]:

@@ -15,6 +15,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.functions import Formula
+from infinite_tensor.values.arrays import contiguous_box
 from infinite_tensor.values.definition import Json, json_number
 from infinite_tensor.values.meaning import nodata_in
 
@@ -92,7 +93,9 @@ def coarse(pixels: torch.Tensor, along: Sequence[AxisBlocks], method: str, nodat
     computed = _computed(method, pixels.dtype, nodata)
     shape = [-(-n // each.factor) for n, each in zip(pixels.shape, along, strict=True)]
     missing = None if nodata is None else nodata.to(computed).expand(shape)
-    pieces = [*itertools.product(*map(_parts, pixels.shape, along, _most_blocks(shape, pixels.device)))]
+    serial = pixels.device.type != "cpu" or torch.get_num_threads() == 1
+    most = shape if serial else contiguous_box(shape, 1, _ON_ONE_THREAD)
+    pieces = [*itertools.product(*map(_parts, pixels.shape, along, most))]
     out: torch.Tensor | None = None
     for piece in pieces:
         blocks, ranges, weights = zip(*piece, strict=True)
@@ -149,16 +152,6 @@ def _computed(method: str, dtype: torch.dtype, nodata: torch.Tensor | None) -> t
     if dtype.is_floating_point:
         return torch.float32 if dtype.itemsize == 2 else dtype
     return torch.int64 if method == "mean" or nodata is not None or dtype in (torch.uint16, torch.uint32) else dtype
-
-
-def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
-    if device.type != "cpu" or torch.get_num_threads() == 1:
-        return [*shape]
-    found, most = [], _ON_ONE_THREAD
-    for extent in reversed(shape):
-        found.append(max(1, min(extent, most)))
-        most //= found[-1]
-    return found[::-1]
 
 
 def _parts(extent: int, along: AxisBlocks, most: int) -> Iterator[_BlockRun]:

@@ -23,6 +23,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor
 from infinite_tensor.support.given import checked_count, quoted, word
+from infinite_tensor.values.arrays import Box, boxes_of, contiguous_box
 from infinite_tensor.values.code import function_name
 from infinite_tensor.values.dtypes import checked_dtype, dtype_name
 from infinite_tensor.values.weights import Unknown, WeightedMean, lifted
@@ -330,18 +331,10 @@ class Reducer:
             target[...] = result[start[0] : start[0] + len(target)]
         self._blank_uncovered(start, target)
 
-    def _parts(self, values: Array) -> Iterator[tuple[slice, ...]]:
-        extents = list(values.shape[1:])
-        whole = tuple(slice(0, n) for n in extents)
-        if as_tensor(values).device.type != "cpu":
-            yield whole
-            return
-        step, room = [1] * len(extents), self._pixels_at_once
-        for d in reversed(range(len(extents))):
-            step[d] = min(extents[d], max(1, room))
-            room //= step[d]
-        for corner in itertools.product(*[range(0, n, by) for n, by in zip(extents, step, strict=True)]):
-            yield tuple(slice(a, min(a + by, n)) for a, by, n in zip(corner, step, extents, strict=True))
+    def _parts(self, values: Array) -> Iterator[Box]:
+        on_cpu = as_tensor(values).device.type == "cpu"
+        extents = values.shape[1:]
+        return boxes_of(extents, contiguous_box(extents, 1, self._pixels_at_once) if on_cpu else extents)
 
     def _put(self, values: Array, result: Array, to: tuple[slice, ...]) -> None:
         flat, count = flattened(values), math.prod(values.shape[1:])
