@@ -41,6 +41,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.tilestore.store import contents_of
+from infinite_tensor.values.meaning import Attribute, Meaning, Tag, joined_meaning
 from tests.behaviour.pipelines.arrays import sent
 from tests.support.command_line import CommandLine
 from tests.support.dict_store import DictTileStore
@@ -679,3 +680,10 @@ def test_what_a_store_has_no_room_for_is_told_by_exports(tmp_path: Path) -> None
 def test_a_pickled_tensor_keeps_it(raster: InfiniteTensor, tmp_path: Path) -> None:
     sent(raster.map(halved, scale=0.5, window=16)).export(sl[:, 2:9, 1:11], tmp_path / "out.tif")
     assert_is_where_it_says(tmp_path / "out.tif")
+
+
+def test_a_meaning_that_lacks_nothing_of_another_stays_the_same_object() -> None:
+    # So that a definition that says nothing new is not written again.
+    meaning = Meaning([Attribute("units", "m")])
+    assert joined_meaning(meaning, Meaning([Attribute("units", "m")])) is meaning
+    assert joined_meaning(meaning, Meaning([Tag("sensor", "MSI")])) is not meaning
