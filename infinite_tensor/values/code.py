@@ -413,9 +413,9 @@ class Modes:
         """Raise ValidationError if any part is in training mode."""
         for network, name, part in self._parts:
             if part.training:
-                within = f"{name!r}, a {_name_of(part)} in " if name else ""
+                within = f"{name!r}, a {_class_name(part)} in " if name else ""
                 raise ValidationError(
-                    f"{within}the network {_name_of(network)} is in training mode: results may differ between "
+                    f"{within}the network {_class_name(network)} is in training mode: results may differ between "
                     "calls, and calls may change the network; call net.eval() first, and net.train() to resume training"
                 )
 
@@ -465,5 +465,5 @@ def _names_mode(function: object) -> bool:
     return "training" in code_of(function.__code__).attributes or _names_mode(function.__dict__.get("__wrapped__"))
 
 
-def _name_of(module: nn.Module) -> str:
+def _class_name(module: nn.Module) -> str:
     return str(getattr(module, "original_name", type(module).__name__))
