@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from ctypes import c_int64
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.sharedctypes import RawValue
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Never, Protocol, TypeAlias, TypeVar, overload
 
@@ -132,7 +132,7 @@ class _Patches(Dataset[_Item_co]):
             if cut.axes != self._axes:
                 raise ValidationError(
                     f"all tensors must have the same grid of patches: {self._cuts[0].source!r} has "
-                    f"{_shown(self._axes)}, but {cut.source!r} has {_shown(cut.axes)}; "
+                    f"[{'; '.join(map(str, self._axes))}], but {cut.source!r} has [{'; '.join(map(str, cut.axes))}]; "
                     "begin the region with an ellipsis (...), and name the dimensions of finite tensors with "
                     "channels, as in dims=('c', 'y', 'x')"
                 )
@@ -150,13 +150,13 @@ class _Patches(Dataset[_Item_co]):
             [f"{quoted(key)}: " for key in self._sources] if isinstance(self._sources, dict) else [""] * len(self._cuts)
         )
         lines = indent("\n".join(f"{name}{cut}" for name, cut in zip(names, self._cuts, strict=True)), " " * 4)
-        return f"{type(self).__name__}({', '.join(self._told())}, each of\n{lines})"
+        return f"{type(self).__name__}({', '.join(self._settings())}, each of\n{lines})"
 
-    def _told(self) -> list[str]:
-        told = [f"{len(self)} patches"]
-        if self._transform is not None:
-            told.append(f"transform={getattr(self._transform, '__qualname__', None) or quoted(self._transform)}")
-        return told
+    def _settings(self) -> list[str]:
+        count, transform = f"{len(self)} patches", self._transform
+        if transform is None:
+            return [count]
+        return [count, f"transform={getattr(transform, '__qualname__', None) or quoted(transform)}"]
 
     def __len__(self) -> int:
         return self._length
@@ -231,17 +231,16 @@ class _Patches(Dataset[_Item_co]):
         corners = [self._corner(index) for index in indices]
         patches = [cut.source.read([cut.selection(corner) for corner in corners]) for cut in self._cuts]
         items: list[Any] = [self._arranged(item) for item in zip(*patches, strict=True)]
-        return items if self._transform is None else list(map(self._transformed, indices, items))
-
-    def _transformed(self, index: int, item: Any) -> Any:
-        assert self._transform is not None
-        try:
-            return self._transform(item)
-        except Exception as error:
-            corner = self._corner(index)
-            pixels = self._arranged([_brackets(cut.selection(corner)) for cut in self._cuts])
-            error.add_note(f"while transforming item {index} of a {type(self).__name__}, which is {pixels}")
-            raise
+        if self._transform is None:
+            return items
+        for at, index in enumerate(indices):
+            try:
+                items[at] = self._transform(items[at])
+            except Exception as error:
+                pixels = self._arranged([_brackets(cut.selection(corners[at])) for cut in self._cuts])
+                error.add_note(f"while transforming item {index} of a {type(self).__name__}, which is {pixels}")
+                raise
+        return items
 
     def _corner(self, index: int) -> Index:
         at, count = as_index(index), len(self)
@@ -365,39 +364,8 @@ class GridDataset(_Patches[_Item_co]):
     ) -> None:
         super().__init__(t, patch_size, patch_size if stride is None else stride, region, transform)
 
-    def _told(self) -> list[str]:
-        return [*super()._told(), f"stride={tuple(axis.stride for axis in self._axes)}"]
-
-
-class _SharedEpochs:
-    """The epochs of datasets of one process, seen by the workers that it starts.
-
-    The datasets share one block of memory, because each block takes a file descriptor.
-    """
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.numbers = torch.zeros(2**12, dtype=torch.int64, device="cpu")
-        self.numbers.share_memory_()
-        self.unused = itertools.count()
-
-
-_shared_epochs: list[_SharedEpochs] = []
-
-_EpochCell: TypeAlias = tuple[torch.Tensor, int]
-"""A block of epochs, and the position of an epoch in it."""
-
-
-def _new_cell(epoch: int) -> _EpochCell:
-    while True:
-        if not _shared_epochs or _shared_epochs[0].process != os.getpid():
-            _shared_epochs[:] = [_SharedEpochs()]
-        shared = _shared_epochs[0]
-        at = next(shared.unused)
-        if at < len(shared.numbers):
-            shared.numbers[at] = epoch
-            return shared.numbers, at
-        _shared_epochs.clear()
+    def _settings(self) -> list[str]:
+        return [*super()._settings(), f"stride={tuple(axis.stride for axis in self._axes)}"]
 
 
 class PatchDataset(_Patches[_Item_co]):
@@ -512,26 +480,25 @@ class PatchDataset(_Patches[_Item_co]):
             raise ValidationError(f"length must be a positive int or None, got {quoted(length)}")
         self._begin(0)
 
-    def _begin(self, epoch: int, followed: _EpochCell | None = None) -> None:
+    def _begin(self, epoch: int, followed: Any = None) -> None:
         # Each process has its own epoch, but workers of a DataLoader follow that of the process that started them.
-        self._followed = followed
-        self._cell = _new_cell(epoch)
+        self._own, self._followed = RawValue(c_int64, epoch), followed
         renew_in_children(self)
 
     @property
     def _epoch(self) -> int:
-        block, at = self._cell if self._followed is None or get_worker_info() is None else self._followed
-        return int(block[at])
+        number: int = (self._own if self._followed is None or get_worker_info() is None else self._followed).value
+        return number
 
     def _renew_after_fork(self) -> None:
         # Without shared memory, the child stays with the epoch of its parent.
-        with suppress(RuntimeError):
-            self._cell, self._followed = _new_cell(self._epoch), self._cell
+        with suppress(OSError):
+            self._own, self._followed = RawValue(c_int64, self._epoch), self._own
 
     def __getstate__(self) -> dict[str, Any]:
         is_spawned = get_spawning_popen() is not None
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_cell", "_followed")}
-        return state | {"_started": (self._epoch, self._cell if is_spawned else None)}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_own", "_followed")}
+        return state | {"_started": (self._epoch, self._own if is_spawned else None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         started = state.pop("_started")
@@ -560,12 +527,11 @@ class PatchDataset(_Patches[_Item_co]):
         if number is None or not 0 <= number < 2**63:
             raise ValidationError(f"epoch must be an int from 0 to 2**63 - 1, got {quoted(epoch)}")
         self._followed = None
-        block, at = self._cell
-        block[at] = number
+        self._own.value = number
 
-    def _told(self) -> list[str]:
+    def _settings(self) -> list[str]:
         epoch = self._epoch
-        return [*super()._told(), f"seed={self._seed}", *([f"epoch={epoch}"] if epoch else [])]
+        return [*super()._settings(), f"seed={self._seed}", *([f"epoch={epoch}"] if epoch else [])]
 
     def _number(self, index: int) -> int:
         epoch = self._epoch
@@ -601,7 +567,9 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
         # An int as patch_size does not apply to channels, so treat channels as unbounded.
         extents = tuple(extent if d in channels else None for d, extent in zip(dims, extents, strict=True))
     sizes = sizes_of("patch_size", patch_size, extents)
-    units = [_unit(source, d) for d in dims]
+    # The smallest patch with whole pixels of all tensors: for a group with the scales 1 and 1/8, 8 pixels.
+    scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
+    units = [math.lcm(*(scale[d].denominator for scale in scales)) for d in dims]
     every = units if stride is None else stride
     one = as_index(every)
     strides = sizes_of("stride", every if one is None else [one] * len(dims), extents)
@@ -614,15 +582,6 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
                 f"stride {axis.stride}"
             )
     return _PatchGrid(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
-
-
-def _unit(source: Source, d: int) -> int:
-    """Return the length of the smallest patch with whole pixels of all tensors.
-
-    For a group of tensors with the scales 1 and 1/8, it is 8. For a single tensor, it is 1.
-    """
-    scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
-    return math.lcm(*(scale[d].denominator for scale in scales))
 
 
 def _box(region: object, shape: Shape) -> Selection:
@@ -646,7 +605,3 @@ def _box(region: object, shape: Shape) -> Selection:
 def _brackets(box: Selection) -> str:
     ends = enumerate(zip(box.start, box.stop, strict=True))
     return f"[{', '.join(str(a) if d in box.squeezed else f'{a}:{b}' for d, (a, b) in ends)}]"
-
-
-def _shown(axes: Sequence[_Axis]) -> str:
-    return "[" + "; ".join(map(str, axes)) + "]"
