@@ -21,7 +21,7 @@ from infinite_tensor.tilestore.store import contents_of
 
 _DIRECT_LIMIT = 10 * 2**20
 
-_made: WeakKeyDictionary[TileStore, WeakValueDictionary[str, InfiniteTensor]] = WeakKeyDictionary()
+_TENSORS: WeakKeyDictionary[TileStore, WeakValueDictionary[str, InfiniteTensor]] = WeakKeyDictionary()
 """Tensors created by `get_or_create`, by store and id."""
 
 
@@ -70,11 +70,16 @@ def get_or_create(
         raise ValidationError(f"cache_method must be 'indirect' or 'direct', got {quoted(cache_method)}")
     name = str(uuid.uuid4() if tensor_id is None else tensor_id)
     if cache_limit is not ... or cache_method == "direct":
-        _limit_cache(store, _DIRECT_LIMIT if cache_limit is ... else cache_limit)
+        limit = _DIRECT_LIMIT if cache_limit is ... else cache_limit
+        number = as_index(limit)
+        if limit is not None and (number is None or number < 0):
+            raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {quoted(limit)}")
+        if isinstance(store, MemoryTileStore):
+            store.cache_size_bytes = None if number is None else max(number, 1)
     is_tiled = tile_size is not None and cache_method == "indirect"
     before = _set_tile_size(store, name, tile_size) if is_tiled else None
     try:
-        made = InfiniteTensor(
+        tensor = InfiniteTensor(
             shape,
             f,
             output_window,
@@ -89,12 +94,12 @@ def get_or_create(
         if is_tiled:
             _set_tile_size(store, name, before)
         raise
-    of_store = _made.setdefault(store, WeakValueDictionary())
+    of_store = _TENSORS.setdefault(store, WeakValueDictionary())
     known = of_store.get(name)
-    if known is not None and node_of(known).spec.definition.digest == node_of(made).spec.definition.digest:
+    if known is not None and node_of(known).spec.definition.digest == node_of(tensor).spec.definition.digest:
         return known
-    of_store[name] = made
-    return made
+    of_store[name] = tensor
+    return tensor
 
 
 def clear_direct_caches(store: TileStore) -> None:
@@ -103,14 +108,6 @@ def clear_direct_caches(store: TileStore) -> None:
     # Only tensors used through this store object.
     for record in contents_of(store).registry.known():
         store.clear_cache(record.spec.tensor_id)
-
-
-def _limit_cache(store: TileStore, limit: object) -> None:
-    number = as_index(limit)
-    if limit is not None and (number is None or number < 0):
-        raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {quoted(limit)}")
-    if isinstance(store, MemoryTileStore):
-        store.cache_size_bytes = None if number is None else max(number, 1)
 
 
 def _set_tile_size(

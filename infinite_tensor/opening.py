@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -235,8 +235,8 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
     if store not in readers:
         store.flush()
         try:
-            made: Any = store.__reduce__()
-            readers[store] = made[0](*made[1], mode="r")
+            kind, given, *_ = cast("tuple[Any, ...]", store.__reduce__())
+            readers[store] = kind(*given, mode="r")
         except TypeError as error:
             raise ValidationError(
                 f"{store} cannot be opened again with mode 'r'; open it read-only yourself"

@@ -465,7 +465,7 @@ class InfiniteTensor(Fillable):
         workers = checked_workers(workers)
         regions = indices if isinstance(indices, list) else [indices]
         self._node.computation.warn_of_other_code()
-        spec = self._spec
+        spec = self._node.tensor.spec
         request = self._node, [parse(region, spec.definition.shape, spec.labels) for region in regions]
         read_together = compiled.read_together if torch.compiler.is_compiling() else assemble.read_together
         (found,) = read_together([request], workers)
@@ -1417,11 +1417,9 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
 
     An object given twice becomes a single tensor.
     """
-    made: dict[int, Any] = {}
-    for arg in args:
-        if id(arg) not in made:
-            made[id(arg)] = stand_in(arg)
-    return tuple(made[id(arg)] for arg in args)
+    given = {id(arg): arg for arg in args}
+    tensors = {key: stand_in(arg) for key, arg in given.items()}
+    return tuple(tensors[id(arg)] for arg in args)
 
 
 def arg_definitions(

@@ -11,7 +11,6 @@ import torch
 
 from infinite_tensor.engine.chain import Input
 from infinite_tensor.geometry.padding import positions
-from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, new_tensor
 
 _SMALLER = "give args_windows a smaller size"
@@ -40,12 +39,21 @@ def _padded(upstream: Input, access: Readable, start: Sequence[int], size: Seque
         # In some dimension, the region contains nothing but constant padding.
         return as_tensor(_with_constants(upstream, as_array(_new(size, upstream)), start))
     inside = as_array(_new([sum(b - a for a, b in part) for part in parts], upstream))
-    for box in itertools.product(*map(_placed, parts)):
+    sides = []
+    for part in parts:
+        # Parts of the arg are stored one after another: of (5, 8) and (0, 2), first the three pixels from 5 on.
+        ends = list(itertools.accumulate(b - a for a, b in part))
+        sides.append([(a, slice(end - (b - a), end)) for (a, b), end in zip(part, ends, strict=True)])
+    for box in itertools.product(*sides):
         access.read([low for low, _ in box], as_tensor(inside)[tuple(to for _, to in box)])
     for d, (extent, mode) in reads.padded.items():
-        if len(parts[d]) == 1:
-            index = positions(mode, extent, start[d], size[d])
-            inside = _taken(inside, d, np.maximum(index - parts[d][0][0], 0))
+        index = np.maximum(positions(mode, extent, start[d], size[d]) - parts[d][0][0], 0)
+        if len(parts[d]) > 1 or np.array_equal(index, np.arange(inside.shape[d])):
+            continue
+        if isinstance(inside, np.ndarray):
+            inside = np.take(inside, index, axis=d)
+        else:
+            inside = inside.index_select(d, torch.from_numpy(index).to(inside.device))
     assert inside.shape == tuple(size)
     assert as_tensor(inside).dtype == spec.dtype
     return as_tensor(_with_constants(upstream, inside, start))
@@ -53,24 +61,6 @@ def _padded(upstream: Input, access: Readable, start: Sequence[int], size: Seque
 
 def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
     return new_tensor(tuple(size), upstream.node.spec.dtype, upstream.node.spec.device, _SMALLER)
-
-
-def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """Return the slices for storing intervals one after another.
-
-    The intervals ``[(5, 8), (0, 2)]`` give ``[(5, slice(0, 3)), (0, slice(3, 5))]``: the three pixels from 5 on are
-    stored first, then the two pixels from 0 on.
-    """
-    ends = list(itertools.accumulate(b - a for a, b in parts))
-    return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
-
-
-def _taken(block: Array, d: int, index: IntArray) -> Array:
-    if len(index) == block.shape[d] and bool((index == np.arange(len(index))).all()):
-        return block
-    if isinstance(block, np.ndarray):
-        return np.take(block, index, axis=d)
-    return block.index_select(d, torch.from_numpy(index).to(block.device))
 
 
 def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:

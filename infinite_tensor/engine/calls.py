@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextvars import Token
+from typing import Any
 
 import torch
 
 from infinite_tensor.engine.args import region_of
-from infinite_tensor.engine.claims import CLAIMS, Work, Worker
+from infinite_tensor.engine.claims import CLAIMS, Task
 from infinite_tensor.engine.returned import Check, as_list, entries_of, named
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.allocation import Array, as_array, keep_at_hand, new_block
 from infinite_tensor.support.interrupts import entered, running_f
 from infinite_tensor.support.log import LOG
@@ -20,32 +22,70 @@ from infinite_tensor.tilestore.contents import Contents
 
 _BLOCK_BYTES = 2**21
 _LATEST_SECONDS = 0.05
+_SMALLER = "give smaller windows"
 
 
-class Calls:
-    """Calls ``f`` for the windows needed by a read."""
+class Caller:
+    """One thread that calls ``f`` for the windows of a task, and stores what ``f`` returns.
 
-    def __init__(self, work: Work) -> None:
-        self._computation = computation = work.workload.computation
+    Many windows are stored at once. Those of a tensor lie side by side in blocks, so that stores can process
+    neighbouring windows together.
+
+    Another thread may store the collected windows while waiting for one of them. Without this, two threads could wait
+    for each other forever. If storing fails, the error is raised later, in the thread that computed the windows.
+
+    Attributes
+    ----------
+    task : Task
+        The windows.
+    thread : int
+        The id of the thread.
+    current : list of int
+        Positions of the windows in the current call of ``f``.
+    begun : dict of tuple of int to None
+        The windows begun but not stored yet.
+    token : contextvars.Token
+        Ends the entry of the caller among those around the current code.
+    """
+
+    token: Token[Any]
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.thread = threading.get_ident()
+        self.current: list[int] = []
+        self.begun: dict[Index, None] = {}
+        keep_at_hand()
+        self._computation = computation = task.computation
         assert computation.f is not None
         self._f = computation.f
         self._running_f = running_f()
-        keep_at_hand()
-        self._indices = work.indices
+        self._indices = task.indices
         self._sources = [
             (upstream, access, starts.tolist())
-            for upstream, (access, starts) in zip(computation.inputs, work.workload.sources, strict=True)
+            for upstream, (access, starts) in zip(computation.inputs, task.sources, strict=True)
         ]
         self._batched = computation.batching.given is not None
         self._checks = [Check(tensor.spec.gathered) for tensor in computation.tensors]
         self._check = self._checks[0].array_of
-        self._keys = [check.key for check in self._checks if check.key is not None]
+        self._keys = [check.key for check in self._checks if check.key is not None] if self._checks[0].key else []
+        self._stores = [store for store in entered() if isinstance(store, Contents)]
+        self._flush_requests = -1
+        self._largest = max([check.window_bytes for check in self._checks])
+        # For a block of a single window, copying would take as long as blending.
+        keeps = [True for product in task.products if product.access.keeps_outputs]
+        self._straight = not keeps and 2 * self._largest > _BLOCK_BYTES
+        self._first: Array = ()
+        self._others: list[Array] = []
+        self._begin = self._end = self._length = 0
+        self._positions: list[int] = []
+        self._sent = self._logged = time.monotonic()
+        # Reentrant, because `notice` may call a user's function, and the function may read.
+        self._lock = threading.RLock()
+        self._error: Exception | None = None
 
-    def run(self, positions: Sequence[int], put: Callable[..., None]) -> None:
-        """Call ``f`` once, and check the results.
-
-        ``f`` computes the windows at `positions`. Then ``put(position, *windows)`` is called for each position, with
-        one window per tensor. `put` must copy the windows at once, because ``f`` may reuse its buffer.
+    def run(self, positions: Sequence[int]) -> None:
+        """Call ``f`` once for the windows at `positions`, check the results, and collect them.
 
         Raises
         ------
@@ -75,9 +115,9 @@ class Calls:
             raise
         if self._batched:
             for position, each in zip(positions, windows, strict=True):
-                put(position, *each)
+                self._put(position, *each)
         else:
-            put(position, window, *others)
+            self._put(position, window, *others)
 
     def _checked(self, output: object) -> list[Array]:
         entries = entries_of(output, self._keys)
@@ -105,39 +145,10 @@ class Calls:
     def _regions(self, position: int) -> list[torch.Tensor]:
         return [region_of(each, access, starts[position], each.window.size) for each, access, starts in self._sources]
 
-
-class Deposits:
-    """Collects the windows computed by a thread, and stores many at once.
-
-    The windows of a tensor lie side by side in blocks, so that stores can process neighbouring windows together.
-
-    Another thread may store the collected windows while waiting for one of them. Without this, two threads could wait
-    for each other forever. If storing fails, the error is raised later, in the thread that computed the windows.
-    """
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._workload = workload = work.workload
-        self._stores = [store for store in entered() if isinstance(store, Contents)]
-        self._flush_requests = -1
-        self._specs = [result.node.spec.gathered for result in workload.results]
-        self._largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
-        # For a block of a single window, copying would take as long as blending.
-        keeps = any(result.access.keeps_outputs for result in workload.results)
-        self._straight = not keeps and 2 * self._largest > _BLOCK_BYTES
-        self._first: Array = ()
-        self._others: list[Array] = []
-        self._begin = self._end = self._length = 0
-        self._positions: list[int] = []
-        self._sent = self._logged = time.monotonic()
-        # Reentrant, because `notice` may call a user's function, and the function may read.
-        self._lock = threading.RLock()
-        self._error: Exception | None = None
-
-    def put(self, position: int, window: Array, *others: Array) -> None:
+    def _put(self, position: int, window: Array, *others: Array) -> None:
         """Collect the result of ``f`` for one window index: a window of each output tensor.
 
-        `position` is the position of the index in the workload. Afterwards, ``f`` may reuse the memory of the windows.
+        `position` is the position of the index in the task. Afterwards, ``f`` may reuse the memory of the windows.
         """
         if self._straight:
             self._deposit([position], [each[None] for each in (window, *others)])
@@ -145,9 +156,15 @@ class Deposits:
         end = self._end
         if end == self._length:
             with self._lock:
-                self.send()
-                self._allocate()
-            end = 0
+                if end:
+                    self.send()
+                self._length = max(1, min(len(self._indices), _BLOCK_BYTES // max(1, self._largest)))
+                self._first, *self._others = [
+                    as_array(new_block((self._length, *check.size), check.dtype, check.device, _SMALLER))
+                    for check in self._checks
+                ]
+                self._begin = self._end = end = 0
+                self._positions = []
         # Fast for a single tensor, because this runs for each window.
         self._first[end] = window
         if others:
@@ -156,15 +173,6 @@ class Deposits:
         self._positions.append(position)
         # From here on, other threads may send the window.
         self._end = end + 1
-
-    def _allocate(self) -> None:
-        self._length = max(1, min(len(self._workload.windows), _BLOCK_BYTES // max(1, self._largest)))
-        self._first, *self._others = [
-            as_array(new_block((self._length, *spec.grid.window.size), spec.dtype, spec.device, "give smaller windows"))
-            for spec in self._specs
-        ]
-        self._begin = self._end = 0
-        self._positions = []
 
     def tend(self) -> None:
         """Store the collected windows every `_LATEST_SECONDS`.
@@ -193,7 +201,8 @@ class Deposits:
         if error is not None:
             raise error
 
-    def _send_anyhow(self) -> None:
+    def send_anyhow(self) -> None:
+        """Store the collected windows. Any thread may call this method, and gets no error."""
         try:
             self.send()
         except Exception as error:  # noqa: BLE001  (raised later by the thread that computed the windows)
@@ -201,30 +210,25 @@ class Deposits:
 
     def _deposit(self, positions: Sequence[int], blocks: Sequence[Array]) -> None:
         try:
-            for result, block in zip(self._workload.results, blocks, strict=True):
-                result.deposit(positions, block)
+            for product, block in zip(self.task.products, blocks, strict=True):
+                product.deposit(positions, block)
         finally:
             # Storing may have failed, but the thread has finished computing.
-            CLAIMS.end(self._worker, positions)
+            CLAIMS.end(self, positions)
         # Last, because a user's function or a handler may raise.
-        if self._work.reader.notice is not None:
-            self._work.reader.notice(self._workload.results[0].node, len(positions))
+        if self.task.views.notice is not None:
+            self.task.views.notice(self.task.products[0].node, len(positions))
         if LOG.isEnabledFor(logging.DEBUG):
-            self._log(positions)
+            first, last, before = self._indices[positions[0]], self._indices[positions[-1]], self._logged
+            self._logged = time.monotonic()
+            seconds, names = self._logged - before, self._computation.names
+            LOG.debug("computed windows %s to %s of %s: %d in %.3f s", first, last, names, len(positions), seconds)
 
-    def _log(self, positions: Sequence[int]) -> None:
-        now = time.monotonic()
-        first, last = self._work.indices[positions[0]], self._work.indices[positions[-1]]
-        told = first, last, self._workload.computation.names, len(positions), now - self._logged
-        LOG.debug("computed windows %s to %s of %s: %d in %.3f s", *told)
-        self._logged = now
-
-    def __enter__(self) -> Worker:
-        self._worker = CLAIMS.start(self._work, self._send_anyhow)
-        return self._worker
+    def __enter__(self) -> None:
+        CLAIMS.start(self)
 
     def __exit__(self, *_exc: object) -> None:
         try:
             self.send()
         finally:
-            CLAIMS.stop(self._worker)
+            CLAIMS.stop(self)

@@ -93,6 +93,8 @@ class Computation:
         The smallest windows, if they could be of any size: those of formulas, and of maps in memory.
     formula : Units or None
         These units, if regions are computed where they are read, and windows only as parts of regions.
+    inputs : tuple of Input
+        The args, each with the window through which it is read now.
     coordinates : int
         The length of the window index for `f`. A tensor with more dimensions appends zeros to this index.
     depth : int
@@ -127,6 +129,7 @@ class Computation:
         is_free = is_formula or isinstance(formula, FunctionCaller)
         self.units = _units(tensor.spec.grid, self.args) if is_free else None
         self.formula = self.units if is_formula else None
+        self.inputs = self.args if self.formula is None else self.formula.inputs
         self.settled = self.warned = False
         self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
         self.copied: bool = self.writer is not None and self.writer.copies and not tensor.contents.outlives_process
@@ -175,10 +178,9 @@ class Computation:
             self.code = self.function.__code__
             warn_of_other_code(self.tensors[0].spec)
 
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """The args, each with the window through which it is read now."""
-        return self.args if self.formula is None else self.formula.inputs
+    def use_windows(self) -> None:
+        """Compute windows from now on, and no more regions where they are read."""
+        self.formula, self.inputs = None, self.args
 
     @property
     def is_direct(self) -> bool:
@@ -206,13 +208,6 @@ class Computation:
     def workers(self) -> int:
         """The default number of threads for calls of `f`."""
         return self.tensors[0].contents.workers
-
-    def own(self, windows: IntArray) -> IntArray:
-        """Shorten window indices of a tensor to the coordinates given to `f`.
-
-        If `f` gets two coordinates, the index ``(2, 3, 0)`` becomes ``(2, 3)``.
-        """
-        return windows[:, : self.coordinates]
 
 
 @dataclass(eq=False)
@@ -392,12 +387,12 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
     if not [node for node in nodes if not node.computation.computable]:
         return list(nodes)
     chosen = _first_with_f(nodes)
-    made: dict[Node, Node] = {}
-    for computation in _upstream_first(nodes, chosen):
-        args = tuple([replace(upstream, node=made[upstream.node]) for upstream in computation.args])
-        same = all(a.node.computation is b.node.computation for a, b in zip(args, computation.args, strict=True))
-        made |= {node: node for node in (computation if same else replace(computation, args=args)).nodes}
-    return [made[node] for node in nodes]
+    new: dict[Node, Node] = {}
+    for computation, _ in _upstream_first(nodes, chosen):
+        args = tuple([replace(upstream, node=new[upstream.node]) for upstream in computation.args])
+        known = all(a.node.computation is b.node.computation for a, b in zip(args, computation.args, strict=True))
+        new |= {node: node for node in (computation if known else replace(computation, args=args)).nodes}
+    return [new[node] for node in nodes]
 
 
 def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
@@ -416,21 +411,21 @@ def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
     return chosen
 
 
-def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
-    """Map each computation in the chains of `roots` to its output tensors.
+def consumers_first(roots: Iterable[Node]) -> list[tuple[Computation, list[Node]]]:
+    """Return each computation in the chains of `roots`, with its output tensors.
 
     A computation comes before the computations of its args. Each tensor is listed only once. If built with ``f``, and
     also opened without ``f``, it is listed under the computation with ``f``.
     """
-    return dict(reversed(_upstream_first(resolved([*roots]), {}).items()))
+    return _upstream_first(resolved([*roots]), {})[::-1]
 
 
-def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[Computation, list[Node]]:
+def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> list[tuple[Computation, list[Node]]]:
     """Return the computations as in `consumers_first`, but args first.
 
     If a tensor occurs as several nodes, the node in `chosen` is used. Recursion would fail on long chains.
     """
-    finished: dict[Computation, list[Node]] = {}
+    finished: list[tuple[Computation, list[Node]]] = []
     entered: set[Node] = set()
     # For each computation in progress: the tensors, and an iterator over the remaining inputs.
     stack: list[tuple[list[Node], Iterator[Node]]] = [([], iter(roots))]
@@ -438,7 +433,7 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
         nodes, rest = stack[-1]
         for each in rest:
             if each not in entered:
-                node = chosen.get(each, each)
+                node = chosen.get(each, each) if chosen else each
                 computation, found = node.computation, [node]
                 if len(computation.tensors) > 1:
                     found = [beside for beside in computation.nodes if beside not in entered]
@@ -446,11 +441,11 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
                 if computation.inputs:
                     stack.append((found, iter([upstream.node for upstream in computation.inputs])))
                     break
-                finished[computation] = found
+                finished.append((computation, found))
         else:
             stack.pop()
             if nodes:
-                finished[nodes[0].computation] = nodes
+                finished.append((nodes[0].computation, nodes))
     return finished
 
 
@@ -459,7 +454,7 @@ def chain_of(roots: Iterable[Node]) -> list[Node]:
 
     All outputs of each ``f`` are included. Each tensor comes after its args.
     """
-    return [node for nodes in reversed(consumers_first(roots).values()) for node in nodes]
+    return [node for _, nodes in _upstream_first(resolved([*roots]), {}) for node in nodes]
 
 
 @contextmanager

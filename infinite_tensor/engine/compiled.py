@@ -38,16 +38,14 @@ def read_together(
     All tensors must have the same number of selections.
     """
     tokens = " ".join([node.token for node, _ in requests])
-    boxes = [number for _, wanted in requests for selection in wanted for number in _box(selection)]
+    boxes: list[int] = []
+    for selection in [selection for _, wanted in requests for selection in wanted]:
+        squeezed = [int(d in selection.squeezed) for d in range(len(selection.start))]
+        boxes += [*selection.start, *selection.stop, *selection.steps, *squeezed]
     like = [torch.empty(0, dtype=node.spec.dtype, device=node.spec.device) for node, _ in requests]
     results = torch.ops.infinite_tensor.read_together(tokens, boxes, like, workers)
     count = len(requests[0][1])
     return [results[count * at : count * (at + 1)] for at in range(len(requests))]
-
-
-def _box(selection: Selection) -> list[int]:
-    squeezed = [int(d in selection.squeezed) for d in range(len(selection.start))]
-    return [*selection.start, *selection.stop, *selection.steps, *squeezed]
 
 
 def _requests(tokens: str, boxes: Sequence[int]) -> list[tuple[Node, list[Selection]]]:
@@ -70,11 +68,6 @@ def _node_of(token: str) -> Node:
             "keep the tensor alive, and compile or export in the same process as the read"
         )
     return node
-
-
-def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    pixels = selection.pick(torch.empty(selection.size, dtype=dtype, device="meta"))
-    return torch.empty(pixels.shape, dtype=dtype, device=device)
 
 
 # The schema is explicit because torch before 2.7 does not derive one from list[int].
@@ -104,4 +97,4 @@ def _shapes_of_reads(
     workers: int | None,  # noqa: ARG001
 ) -> list[torch.Tensor]:
     requests = zip(_requests(tokens, boxes), like, strict=True)
-    return [_unread(each, one.dtype, one.device) for (_, selections), one in requests for each in selections]
+    return [one.new_empty(each.pick(one.new_empty(each.size)).shape) for (_, found), one in requests for each in found]

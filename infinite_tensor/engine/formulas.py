@@ -13,11 +13,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from infinite_tensor.engine.chain import Input, Node
+from infinite_tensor.engine.chain import Input, Node, Units, chain_of
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.geometry.window import followed, starts_of
 
-Box: TypeAlias = tuple[list[int], list[int]]
+FEW_PIXELS = 2**18
+"""So few pixels are computed without a warning that they are too many."""
+_PER_PIXEL = 20
+"""So many pixels may be computed for one that is read."""
+_PER_NEEDED = 4
+"""So many pixels may be computed for one that is needed: halos and coarser pixels need many for one."""
+
+Corners: TypeAlias = tuple[list[int], list[int]]
 """The first pixel, and the pixel after the last."""
 
 
@@ -45,15 +52,15 @@ def never_lacks(node: Node) -> bool:
     return all(end.computation.copied for end in formulas_of([node])[1])
 
 
-def spread(formulas: Sequence[Node], wanted: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
+def spread(through: Sequence[Node], wanted: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
     """Return the boxes of all tensors needed to compute the `wanted` boxes.
 
-    `formulas` come before their args. Boxes needed by the same region of the read are joined where they overlap, so
-    that a formula with several readers is computed once.
+    `through` has the tensors from which to go on to the args, such as formulas, each before its args. Boxes needed by
+    the same region of the read are joined where they overlap, so that a formula with several readers is computed once.
     """
     found = {node: [boxes] for node, boxes in wanted.items()}
     needed: dict[Node, NumberedRegions] = {}
-    for node in formulas:
+    for node in through:
         if node in found:
             needed[node] = boxes = united(found.pop(node))
             for upstream, read in reads_of(node, boxes):
@@ -61,7 +68,7 @@ def spread(formulas: Sequence[Node], wanted: Mapping[Node, NumberedRegions]) -> 
     return needed | {node: united(each) for node, each in found.items()}
 
 
-def boxes_under(formulas: Sequence[Node], node: Node, box: Box) -> dict[Node, list[Box]]:
+def boxes_under(formulas: Sequence[Node], node: Node, box: Corners) -> dict[Node, list[Corners]]:
     """Like `spread`, for one box, in plain Python: small reads spend most of their time here."""
     found = {node: [box]}
     for each in formulas:
@@ -85,7 +92,7 @@ def reads_of(node: Node, boxes: NumberedRegions) -> Iterator[tuple[Input, Number
         yield upstream, NumberedRegions(*upstream.reads.inside(boxes.numbers, begin, end))
 
 
-def region_under(upstream: Input, low: Sequence[int], high: Sequence[int]) -> Box:
+def region_under(upstream: Input, low: Sequence[int], high: Sequence[int]) -> Corners:
     """Return the region of an arg for a box of units, padding included."""
     start, stop, window = [], [], upstream.window
     for k, size, stride, offset in zip(followed(window), window.size, window.stride, window.offset, strict=True):
@@ -100,7 +107,7 @@ def united(boxes: Sequence[NumberedRegions]) -> NumberedRegions:
     numbers, starts, stops = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     if len(np.unique(numbers)) == len(numbers):
         return NumberedRegions(numbers, starts, stops)
-    found: dict[int, list[Box]] = {}
+    found: dict[int, list[Corners]] = {}
     for start, stop, number in zip(starts.tolist(), stops.tolist(), numbers.tolist(), strict=True):
         own = found.setdefault(number, [])
         _add(own, start, stop)
@@ -108,7 +115,7 @@ def united(boxes: Sequence[NumberedRegions]) -> NumberedRegions:
     return NumberedRegions(*(np.array(column, dtype=np.int64) for column in zip(*kept, strict=True)))
 
 
-def _add(boxes: list[Box], start: list[int], stop: list[int]) -> None:
+def _add(boxes: list[Corners], start: list[int], stop: list[int]) -> None:
     """Add a box to others, joined with those that it overlaps or touches."""
     at = 0
     while at < len(boxes):
@@ -122,17 +129,17 @@ def _add(boxes: list[Box], start: list[int], stop: list[int]) -> None:
     boxes.append((start, stop))
 
 
-def pixels_in(boxes: Sequence[Box]) -> int:
+def pixels_in(boxes: Sequence[Corners]) -> int:
     """Return the number of pixels in boxes, all together."""
     return sum([math.prod(map(operator.sub, stop, start)) for start, stop in boxes])
 
 
-def most_bytes(needed: Mapping[Node, Sequence[Box]]) -> int:
+def most_bytes(needed: Mapping[Node, Sequence[Corners]]) -> int:
     """Return the memory of the tensor that takes most for its boxes, in bytes. Formulas compute whole units."""
     return max(_pixels_of(node, boxes) * node.spec.dtype.itemsize for node, boxes in needed.items())
 
 
-def _pixels_of(node: Node, boxes: Sequence[Box]) -> int:
+def _pixels_of(node: Node, boxes: Sequence[Corners]) -> int:
     units = node.computation.formula
     if units is None or units.pixels == 1:
         return pixels_in(boxes)
@@ -144,13 +151,26 @@ def count_in(boxes: NumberedRegions) -> int:
     return int((boxes.stops - boxes.starts).prod(axis=1, dtype=np.float64).sum())
 
 
-def nbytes_per_pixel(node: Node) -> float:
-    """Estimate the memory for computing one of many pixels, in bytes: those of the tensor, of its args, and so on."""
-    units = node.computation.formula
-    if units is None:
-        return node.spec.dtype.itemsize
+def nbytes_per_pixel(node: Node, units: Units) -> float:
+    """Estimate the memory for computing one of many pixels of a formula and of its args, in bytes."""
     if not units.nbytes_per_pixel:
         size = [*node.spec.grid.window.size]
         needed = boxes_under(formulas_of([node])[0], node, ([0] * len(size), size))
         units.nbytes_per_pixel = most_bytes(needed) / math.prod(size)
     return units.nbytes_per_pixel
+
+
+def most_wasteful(wanted: Mapping[Node, NumberedRegions], pixels: int, work: Mapping[Node, int]) -> Node | None:
+    """Return the map that computes most pixels in vain, because its windows are too large, or None.
+
+    To read `pixels` pixels in the boxes `wanted`, ``work[node]`` pixels of each tensor are computed. The result is None
+    too if few pixels are computed in vain.
+    """
+    computed = {node: count for node, count in work.items() if node.computation.units and not node.computation.formula}
+    total = sum(computed.values())
+    if total <= max(FEW_PIXELS, _PER_PIXEL * pixels):
+        return None
+    needed = {node: count_in(boxes) for node, boxes in spread(chain_of(wanted)[::-1], wanted).items()}
+    if total <= _PER_NEEDED * sum(needed.get(node, 0) for node in computed):
+        return None
+    return max(computed, key=lambda node: computed[node] - needed.get(node, 0))

@@ -15,7 +15,8 @@ from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import starts_of
 
-_Boxes: TypeAlias = tuple[IntArray, IntArray]
+Regions: TypeAlias = tuple[IntArray, IntArray]
+"""The starts and stops of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
 
 _NOWHERE = 2**62
 """The start of bounds without a region. The stop is ``-_NOWHERE``."""
@@ -50,7 +51,7 @@ class NumberedRegions:
         count = int(np.searchsorted(self.numbers, number))
         return type(self)(self.numbers[:count], self.starts[:count], self.stops[:count])
 
-    def between(self, first: int, last: int) -> tuple[IntArray, IntArray]:
+    def between(self, first: int, last: int) -> Regions:
         """Return the bounds of the regions with numbers from `first` to `last - 1`."""
         if len(self.numbers) and first <= self.numbers[0] and self.numbers[-1] < last:
             return self.starts, self.stops
@@ -78,13 +79,13 @@ class Lifetimes:
     def __init__(self, roots: Mapping[Node, NumberedRegions]) -> None:
         self._count = 1 + max(int(regions.numbers[-1]) for regions in roots.values() if len(regions.numbers))
         chain = consumers_first(roots)
-        self.last_depth = 1 + max(computation.depth for computation in chain)
+        self.last_depth = 1 + max(computation.depth for computation, _ in chain)
         self._read_at = dict.fromkeys(roots, self.last_depth)
         self._reach = {
             node: self._spread(regions.numbers, regions.starts, regions.stops) for node, regions in roots.items()
         }
         self._hulls: set[Node] = set()
-        for computation, nodes in chain.items():
+        for computation, nodes in chain:
             read = [node for node in nodes if node in self._reach]
             numbers, low, high, whole = self._windows(computation, read)
             for node in computation.nodes:
@@ -118,7 +119,7 @@ class Lifetimes:
             first, last = self._reach[node]
             numbers = np.flatnonzero(first[:, 0] < _NOWHERE)
             bounds = node.grid.boxes(first[numbers], last[numbers])
-            boxes.append(self._spread(numbers, *map(computation.own, bounds)))
+            boxes.append(self._spread(numbers, *(bound[:, : computation.coordinates] for bound in bounds)))
         low = reduce(np.minimum, [box[0] for box in boxes])
         high = reduce(np.maximum, [box[1] for box in boxes])
         numbers = np.flatnonzero(low[:, 0] < _NOWHERE)
@@ -157,8 +158,16 @@ class Lifetimes:
 
     def held_bytes(self, nodes: Iterable[Node]) -> int:
         """Estimate the peak memory for pixels of `nodes`, in bytes."""
-        held = [node for node in nodes if not node.computation.is_direct]
-        return int(sum(self._most_pixels(node) * node.spec.gathered_bytes for node in held))
+        nbytes = 0.0
+        for node in nodes:
+            if not node.computation.is_direct:
+                spec, before, until = node.spec, self._before[node], self._until[node]
+                held = (before[:, 0] < _NOWHERE) & (until[:, 0] > -_NOWHERE)
+                reached = until[held] - before[held] + np.array(spec.grid.window.size, dtype=np.int64)
+                ends = [np.iinfo(np.int64).max if extent is None else extent for extent in spec.shape]
+                most = np.minimum(reached, ends).prod(axis=1, dtype=np.float64).max(initial=0)
+                nbytes += int(most) * spec.gathered_bytes
+        return int(nbytes)
 
     def read_at(self, node: Node) -> int:
         """Return the depth of the deepest reader of a tensor.
@@ -179,15 +188,8 @@ class Lifetimes:
         first: list[int] = firsts[number].tolist()
         return first
 
-    def _most_pixels(self, node: Node) -> int:
-        spec = node.spec
-        held = (self._before[node][:, 0] < _NOWHERE) & (self._until[node][:, 0] > -_NOWHERE)
-        reached = self._until[node][held] - self._before[node][held] + np.array(spec.grid.window.size, dtype=np.int64)
-        ends = [np.iinfo(np.int64).max if extent is None else extent for extent in spec.shape]
-        return int(np.minimum(reached, ends).prod(axis=1, dtype=np.float64).max(initial=0))
 
-
-def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
+def _is_one(hull: Regions, box: Regions, other: Regions) -> bool:
     each = [((hull[0] == given[0]) & (hull[1] == given[1])).all(axis=1) for given in (box, other)]
     return bool((each[0] | each[1]).all())
 

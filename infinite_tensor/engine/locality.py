@@ -15,10 +15,10 @@ from contextlib import ExitStack
 import torch
 
 from infinite_tensor.engine.chain import Node, watching_first_calls
-from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, pixels_in
+from infinite_tensor.engine.formulas import Corners, boxes_under, formulas_of, pixels_in
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.returned import named
-from infinite_tensor.engine.straight import Computed, compute
+from infinite_tensor.engine.straight import Pixels, compute
 from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.functions import Formula
 from infinite_tensor.support.interrupts import running_f
@@ -40,7 +40,7 @@ _LEAST_PLACE = (1, 0)
 _DECIDING = Lock()
 
 
-def settle(top: Node, box: Box, views: Views) -> None:
+def settle(top: Node, box: Corners, views: Views) -> None:
     """Find out which formulas from `top` up are local, if that is not known yet.
 
     `box` is about to be read of `top`. A formula that is not local has windows from then on.
@@ -67,23 +67,23 @@ def settle(top: Node, box: Box, views: Views) -> None:
 
 
 def _pixels_of_args(
-    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Box]]], views: Views
-) -> dict[Node, Computed]:
+    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Corners]]], views: Views
+) -> dict[Node, Pixels]:
     """Read the boxes of the args that are no formulas."""
-    found: dict[Node, Computed] = {}
+    found: dict[Node, Pixels] = {}
     for boxes in needed:
         for node in boxes.keys() - {*formulas}:
             for start, stop in boxes[node]:
-                read = type(views).read_anew(node, start, stop, views.reader.work)
-                found.setdefault(node, Computed([])).boxes.append((start, read))
+                read = views.read_anew(node, start, stop, views.work)
+                found.setdefault(node, Pixels([])).boxes.append((start, read))
     return found
 
 
 def _decided(
-    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Box]]], pixels: Mapping[Node, Computed]
+    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Corners]]], pixels: Mapping[Node, Pixels]
 ) -> bool:
     """Decide for all formulas up to the first one that is not local. Return whether all are decided."""
-    found: list[dict[Node, Computed]] = [{}, {}]
+    found: list[dict[Node, Pixels]] = [{}, {}]
     failed = None
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -94,7 +94,7 @@ def _decided(
                 compute(formulas, boxes, pixels.__getitem__, results, keep=True)
                 for node, computed in results.items():
                     # A function may return the same memory in each call.
-                    results[node] = Computed([(start, region.clone()) for start, region in computed.boxes])
+                    results[node] = Pixels([(start, region.clone()) for start, region in computed.boxes])
         except Exception:  # noqa: BLE001  (of a user's function, which may take regions of some sizes only)
             failed = next(node for node in reversed(formulas) if boxes.get(node) and node not in results)
     for node in reversed(formulas):
@@ -102,23 +102,22 @@ def _decided(
         assert isinstance(f, Formula)
         if f.is_local:
             continue
-        if f.is_formula and node is not failed and not _differs(node, *found):
+        around, within = (results.get(node) for results in found)
+        differs = around and within and any(differ(around.part(at, box.shape), box) for at, box in within.boxes)
+        if f.is_formula and node is not failed and not differs:
             f.is_local = True
             continue
         if f.is_formula and node is not failed:
             warn_of_windows(named(node.computation), node.spec.grid.window.size)
-        f.is_formula, node.computation.formula = False, None
+        f.is_formula = False
+        node.computation.use_windows()
         return False
     return True
 
 
-def _differs(node: Node, around: Mapping[Node, Computed], within: Mapping[Node, Computed]) -> bool:
-    if node not in around or node not in within:
-        return False
-    return any(differ(around[node].part(start, pixels.shape), pixels) for start, pixels in within[node].boxes)
-
-
-def _needed(formulas: Sequence[Node], top: Node, box: Box, most: int) -> tuple[list[dict[Node, list[Box]]], bool]:
+def _needed(
+    formulas: Sequence[Node], top: Node, box: Corners, most: int
+) -> tuple[list[dict[Node, list[Corners]]], bool]:
     """Return what two regions need, one around the other: all boxes of the formulas and their args.
 
     Both lie in `box`, if it is large enough. If not, they need no other windows of args than `box`, if possible. Also
@@ -135,7 +134,7 @@ def _needed(formulas: Sequence[Node], top: Node, box: Box, most: int) -> tuple[l
     return needed, True
 
 
-def _windows(needed: Mapping[Node, Sequence[Box]]) -> dict[Node, list[Box]]:
+def _windows(needed: Mapping[Node, Sequence[Corners]]) -> dict[Node, list[Corners]]:
     """Return the windows under boxes of tensors with windows."""
     computed = [node for node in needed if not node.computation.is_direct]
     return {node: [node.grid.box(*box) for box in needed[node]] for node in computed}
@@ -143,10 +142,10 @@ def _windows(needed: Mapping[Node, Sequence[Box]]) -> dict[Node, list[Box]]:
 
 def _surroundings(
     top: Node, start: Sequence[int], sides: Sequence[int], places: Sequence[tuple[int, int]]
-) -> tuple[Box, Box]:
+) -> tuple[Corners, Corners]:
     """Return two regions, one around the other, near the region of `sides` from `start` on."""
-    outer: Box = ([], [])
-    inner: Box = ([], [])
+    outer: Corners = ([], [])
+    inner: Corners = ([], [])
     units = top.grid.window.size
     for d, (first, n, extent, unit, place) in enumerate(zip(start, sides, top.spec.shape, units, places, strict=True)):
         low, high = first, first + n

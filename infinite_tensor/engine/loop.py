@@ -14,25 +14,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from infinite_tensor.engine.calls import Calls, Deposits
+from infinite_tensor.engine.calls import Caller
 from infinite_tensor.engine.chain import Node, watching_first_calls
-from infinite_tensor.engine.claims import CLAIMS, Work, is_nested
+from infinite_tensor.engine.claims import CLAIMS, Task, callers
 from infinite_tensor.engine.formulas import formulas_of, spread
-from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
+from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions, Regions
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.support.interrupts import entered, store_call, wait_for
 from infinite_tensor.support.stopping import end_if_unwanted
 from infinite_tensor.support.threads import begin
-
-Regions: TypeAlias = tuple[IntArray, IntArray]
-"""The starts and stops of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
+from infinite_tensor.tilestore.access import Access
 
 
 class Loop:
@@ -61,7 +58,7 @@ class Loop:
         for node in (*self._nodes, *self._formulas):
             views.of(node)
         # What is computed where it is read never misses a window.
-        self._queues = [_Queue(node, views) for node in ends if not node.computation.copied]
+        self._queues = [_Queue(node, views.of(node)) for node in ends if not node.computation.copied]
         # For each unread step: the total number of windows to compute first, per tensor.
         self._unread: deque[list[int]] = deque()
         self.read = 0
@@ -83,14 +80,13 @@ class Loop:
 
         If `to_the_end`, all missing windows are computed.
         """
-        taken = [queue.take(all_of_them=to_the_end) for queue in self._queues]
+        batches = [queue.take(all_of_them=to_the_end) for queue in self._queues]
         before = self.read
-        while self._unread and all(map(operator.le, self._unread[0], [computed for _, computed in taken])):
+        while self._unread and all(map(operator.le, self._unread[0], [computed for _, computed in batches])):
             self._unread.popleft()
             self.read += 1
-        wanted = {queue.node: windows for queue, (windows, _) in zip(self._queues, taken, strict=True)}
-        if any(map(len, wanted.values())):
-            run(wanted, self._views, self._release)
+        wanted = {queue.node: windows for queue, (windows, _) in zip(self._queues, batches, strict=True)}
+        run(wanted, self._views, self._release)
         return range(before, self.read)
 
 
@@ -100,9 +96,9 @@ _NOTHING: Regions = (np.empty((0, 0), dtype=np.int64),) * 2
 class _Queue:
     """Missing windows of one tensor, in order of computation."""
 
-    def __init__(self, node: Node, views: Views) -> None:
+    def __init__(self, node: Node, access: Access) -> None:
         self.node = node
-        self._access = views.of(node)
+        self._access = access
         self._windows: IntArray = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
         self._numbers = self._windows[:, 0]
         self._added = 0
@@ -181,6 +177,8 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
     window, this function waits for the window. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called as soon as
     all windows of the tensors at this depth of the chain are computed.
     """
+    if not any(map(len, wanted.values())):
+        return
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be blended into later.
         with torch.inference_mode(mode=False):
@@ -188,50 +186,47 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
             return
     running = threading.Lock()
     with torch.no_grad(), running:
-        stages = CLAIMS.join(build(wanted, views), views.reader, running)
+        stages = CLAIMS.join(build(wanted, views), views, running)
         try:
-            for depth, works in stages:
-                for work in works:
-                    _carry_out(work)
-                for work in works:
-                    while CLAIMS.take_up(work):
-                        _carry_out(work)
-                CLAIMS.leave(works)
+            for depth, tasks in stages:
+                for task in tasks:
+                    _carry_out(task)
+                for task in tasks:
+                    while CLAIMS.take_up(task):
+                        _carry_out(task)
                 if after is not None:
                     after(depth)
         finally:
-            for _, works in stages:
-                CLAIMS.leave(works)
+            CLAIMS.leave([task for _, tasks in stages for task in tasks])
 
 
-def _carry_out(work: Work) -> None:
-    workers = work.reader.workers or work.workload.computation.workers
-    if workers == 1 or work.calls <= 1:
-        _work(work)
+def _carry_out(task: Task) -> None:
+    workers = task.views.workers or task.computation.workers
+    if workers == 1 or task.calls <= 1:
+        _compute(task)
     else:
         # Each thread must enter no_grad itself, because torch's modes are thread-local.
-        _on_threads(min(workers, work.calls), torch.no_grad()(partial(_work, work)))
+        _on_threads(min(workers, task.calls), torch.no_grad()(partial(_compute, task)))
 
 
-def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
+def _compute(task: Task, may_continue: Callable[[], bool] | None = None) -> None:
     """Compute windows until none is left.
 
-    Several threads may call this function with the same `work`. They then share the windows.
+    Several threads may call this function with the same `task`. They then share the windows.
     """
     # A nested read is part of a call of f, and a call of f is always finished.
-    may_end = not is_nested()
-    deposits, is_watched = Deposits(work), False
-    with ExitStack() as stack, deposits as worker:
-        calls = Calls(work)
-        while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(worker)):
+    may_end = not callers()
+    caller, is_watched = Caller(task), task.computation.functions.is_called
+    with ExitStack() as stack, caller:
+        while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(caller)):
             if may_end:
                 end_if_unwanted()
             if not is_watched:
                 # Only now, because other threads may compute all windows.
-                stack.enter_context(watching_first_calls(work.workload.computation))
+                stack.enter_context(watching_first_calls(task.computation))
                 is_watched = True
-            calls.run(positions, deposits.put)
-            deposits.tend()
+            caller.run(positions)
+            caller.tend()
 
 
 def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.engine.chain import Computation, Input, Node, consumers_first
+from infinite_tensor.engine.claims import Task
 from infinite_tensor.engine.formulas import reads_of, united
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.locality import settle
@@ -31,8 +31,8 @@ _REACH = 2 * COORDINATE_LIMIT
 
 
 @dataclass(frozen=True)
-class Result:
-    """Windows of one tensor, as computed by a workload.
+class Product:
+    """Windows of one tensor, as computed by a task.
 
     Attributes
     ----------
@@ -79,43 +79,11 @@ class Result:
             self.access.deposit(windows, outputs)
 
 
-@dataclass(frozen=True)
-class Workload:
-    """Windows to be computed by one computation.
+def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Task]:
+    """Plan a read: return the tasks for the `wanted` windows.
 
-    Attributes
-    ----------
-    computation : Computation
-        The computation.
-    windows : int64 array of shape (N, coordinates)
-        The window indices that ``f`` gets, in the order in which they are computed.
-    results : tuple of Result
-        The result for each tensor that the computation computes.
-    sources : tuple of (Access, int64 array of shape (N, ndim of the arg))
-        For each arg: the access through which it is read, and the first pixel of the region that each window reads.
-    """
-
-    computation: Computation
-    windows: IntArray
-    results: tuple[Result, ...]
-    sources: tuple[tuple[Access, IntArray], ...]
-
-    def absent(self, positions: list[int]) -> list[int]:
-        """Return the positions of the windows not stored yet.
-
-        The stored windows stay in memory for this read.
-        """
-        if not positions:
-            return []
-        absent = reduce(np.logical_or, [result.absent(positions) for result in self.results])
-        return list(itertools.compress(positions, absent))
-
-
-def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
-    """Plan a read: return all workloads for the `wanted` windows.
-
-    `wanted` contains the missing windows returned by ``views.of(node).add()``. Each workload comes before the workloads
-    of its args.
+    `wanted` contains the missing windows returned by ``views.of(node).add()``. Each task comes before the tasks of
+    its args.
 
     Raises
     ------
@@ -124,24 +92,28 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
     RegionError
         If an arg window reaches outside a finite dimension of its arg.
     """
-    workloads: list[Workload] = []
+    tasks: list[Task] = []
     reads: dict[Node, list[NumberedRegions]] = {}
     count = 0
-    for computation, nodes in consumers_first(wanted).items():
+    for computation, nodes in consumers_first(wanted):
         if computation.formula is not None:
             for node in reads.keys() & nodes:
                 views.of(node)
                 for upstream, boxes in reads_of(node, united(reads[node])):
                     reads.setdefault(upstream.node, []).append(boxes)
             continue
-        needs = {node: _missing(node, wanted.get(node), reads.get(node, ()), views) for node in nodes}
-        windows = reduce(joined, [computation.own(missing) for missing in needs.values()])
+        needs = {node: _missing(node, wanted.get(node), reads.get(node, ()) if reads else (), views) for node in nodes}
+        windows = reduce(joined, [missing[:, : computation.coordinates] for missing in needs.values()])
         if not len(windows):
             continue
-        results = []
+        products = []
         for node in nodes if len(nodes) == len(computation.tensors) else computation.nodes:
-            _check_computable(node, needs)
-            results.append(_result(node, windows, needs.get(node), views))
+            if computation.f is None:
+                raise _unavailable(node, needs[node])
+            _check_args(node)
+            own = node.indices(windows)
+            exists = None if len(computation.tensors) == 1 else node.spec.grid.exist(own)
+            products.append(Product(node, views.of(node), own, exists, _among(own, needs.get(node))))
         sources = []
         for at, upstream in enumerate(computation.inputs):
             begin = arg_starts(computation, at, upstream, windows)
@@ -153,10 +125,10 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
             numbers = np.arange(count, count + len(starts))
             reads.setdefault(upstream.node, []).append(NumberedRegions(numbers, starts, stops))
             count += len(starts)
-        workloads.append(Workload(computation, windows, tuple(results), tuple(sources)))
-        node = results[0].node
-        views.reader.work[node] += len(windows) * math.prod(node.spec.grid.window.size)
-    return workloads
+        tasks.append(Task(views, computation, windows, tuple(products), tuple(sources)))
+        node = products[0].node
+        views.work[node] += len(windows) * math.prod(node.tensor.spec.grid.window.size)
+    return tasks
 
 
 def _missing(node: Node, asked: IntArray | None, read: Sequence[NumberedRegions], views: Views) -> IntArray:
@@ -166,16 +138,10 @@ def _missing(node: Node, asked: IntArray | None, read: Sequence[NumberedRegions]
     """
     if asked is None:
         asked = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
-    if not any(len(boxes.starts) for boxes in read):
+    if not [True for boxes in read if len(boxes.starts)]:
         return asked
     starts, stops = (np.concatenate(sides) for sides in zip(*((each.starts, each.stops) for each in read), strict=True))
     return joined(asked, views.of(node).add(starts, stops))
-
-
-def _result(node: Node, windows: IntArray, missing: IntArray | None, views: Views) -> Result:
-    own = node.indices(windows)
-    exists = None if len(node.computation.tensors) == 1 else node.spec.grid.exist(own)
-    return Result(node, views.of(node), own, exists, _among(own, missing))
 
 
 def _among(windows: IntArray, some: IntArray | None) -> Mask:
@@ -188,12 +154,12 @@ def _among(windows: IntArray, some: IntArray | None) -> Mask:
     return among
 
 
-def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
-    if node.computation.f is None:
-        raise _unavailable(node, missing[node])
+def _check_args(node: Node) -> None:
+    if not node.contents.outlives_process:
+        return
     # The definition and the stored data belong to the args before a move.
     for at, (upstream, arg) in enumerate(zip(node.computation.inputs, node.spec.definition.args, strict=True)):
-        if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
+        if upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype}, but "
                 f"{node.store!s} may contain windows computed earlier; move args[{at}] back, or build a new tensor "

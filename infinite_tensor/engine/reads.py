@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import torch
 
 from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.straight import FormulaAccess, StraightAccess
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import enter, store_call
@@ -22,34 +22,8 @@ from infinite_tensor.tilestore.access import Access, Tiles
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.values.spec import TensorSpec
 
-
-@dataclass
-class Reader:
-    """Options and counters of one read.
-
-    Attributes
-    ----------
-    deposits_before : int
-        The number of deposits in this process before the read began.
-    workers : int or None
-        The number of threads that run ``f``; None for the `workers` of each tensor's store.
-    notice : callable or None
-        ``notice(node, count)`` is called after windows are computed and stored, in the thread that computed them.
-        `node` is the first output of their ``f``.
-    own_deposits : int
-        The number of deposits made by this read.
-    work : Counter of Node
-        The number of pixels that this read had to compute, for each tensor.
-    """
-
-    deposits_before: int
-    workers: int | None
-    notice: Callable[[Node, int], None] | None
-    own_deposits: int = 0
-    work: Counter[Node] = field(default_factory=Counter)
-
-
 T = TypeVar("T")
+ReadAnew: TypeAlias = Callable[[Node, Sequence[int], Sequence[int], Counter[Node]], torch.Tensor]
 
 
 class Dropping:
@@ -90,29 +64,45 @@ DROPPING = Dropping()
 
 
 class Views:
-    """Opens tensors for one read.
+    """The tensors opened for one read, with its options and counters.
 
     Each tensor is opened when needed, and stays open for the read. `close` closes all tensors.
 
     Parameters
     ----------
-    reader : Reader
-        The read.
-    taken : mapping of Node to Tiles
+    read_anew : callable
+        ``read_anew(node, start, stop, work)`` returns the pixels ``[start, stop)``, by a read of its own, and adds what
+        it computes to `work`.
+    workers : int or None
+        The number of threads that run ``f``; None for the `workers` of each tensor's store.
+    notice : callable or None
+        ``notice(node, count)`` is called after windows are computed and stored, in the thread that computed them.
+        `node` is the first output of their ``f``.
+    tiles : mapping of Node to Tiles
         The tiles that the read may write. For a tensor without an entry, the read may write all tiles.
 
     Attributes
     ----------
-    read_anew : callable
-        ``read_anew(node, start, stop, work)`` returns the pixels ``[start, stop)``, by a read of its own, and adds what
-        it computes to `work`. It is set by the module for reads, which builds on this one.
+    deposits_before : int
+        The number of deposits in this process before the read began.
+    own_deposits : int
+        The number of deposits made by this read.
+    work : Counter of Node
+        The number of pixels that this read had to compute, for each tensor.
     """
 
-    read_anew: ClassVar[Callable[[Node, Sequence[int], Sequence[int], Counter[Node]], torch.Tensor]]
-
-    def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
-        self.reader = reader
-        self._taken = taken or {}
+    def __init__(
+        self,
+        read_anew: ReadAnew,
+        workers: int | None = None,
+        notice: Callable[[Node, int], None] | None = None,
+        tiles: Mapping[Node, Tiles] | None = None,
+    ) -> None:
+        self.read_anew, self.workers, self.notice = read_anew, workers, notice
+        self.deposits_before = CLAIMS.deposits
+        self.own_deposits = 0
+        self.work: Counter[Node] = Counter()
+        self._tiles = tiles
         self._of: dict[Node, Access] = {}
         self._opened: list[tuple[Node, TensorSpec, Access]] = []
         self._drops = DROPPING.count
@@ -124,10 +114,10 @@ class Views:
             enter(node.contents)
             # Hold the lock, because a tensor may be moved to another dtype or device at any moment.
             with node.contents.lock:
-                spec = node.spec
+                spec = node.tensor.spec
                 access = node.contents.access(spec)
-            if node in self._taken:
-                access.confine(self._taken[node])
+            if self._tiles and node in self._tiles:
+                access.confine(self._tiles[node])
             if node.computation.copied:
                 assert node.computation.writer is not None
                 access = StraightAccess(node.computation.writer, access)
@@ -143,7 +133,7 @@ class Views:
     @property
     def moved(self) -> bool:
         """Whether a tensor was moved to another dtype or device after the first access."""
-        return any(node.tensor.spec is not spec for node, spec, _ in self._opened)
+        return bool([True for node, spec, _ in self._opened if node.tensor.spec is not spec])
 
     def items(self) -> list[tuple[Node, Access]]:
         """Return pairs of a tensor and its access."""
@@ -160,7 +150,7 @@ class Views:
 
         The earliest `first` tensors stay open; 0 closes all.
         """
-        self._of = {node: access for node, _, access in self._opened[:first]}
+        self._of = {node: access for node, _, access in self._opened[:first]} if first else {}
         self._drops = DROPPING.count
         while len(self._opened) > first:
             self._opened.pop()[2].close()

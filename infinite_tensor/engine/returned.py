@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,24 +18,39 @@ from infinite_tensor.values.spec import TensorSpec
 
 
 class Check:
-    """Checks what ``f`` returns for one tensor: windows, or a region of `size` pixels."""
+    """Checks what ``f`` returns for one tensor: windows, or a region of `size` pixels.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+        The declared dtype.
+    device : torch.device
+        The declared device.
+    size : tuple of int
+        The size of a window or region in pixels.
+    window_bytes : int
+        Its size in bytes.
+    key : tuple of str or None
+        The key of the output, if ``f`` has several.
+    """
 
     def __init__(self, spec: TensorSpec, size: Sequence[int] | None = None) -> None:
-        self._spec = spec
-        self._size = spec.definition.output_window.size if size is None else tuple(size)
-        self._dtype = spec.numpy_dtype
+        self.dtype, self.device = spec.definition.dtype, spec.device
+        self.size = spec.definition.output_window.size if size is None else tuple(size)
+        self.window_bytes = math.prod(self.size) * self.dtype.itemsize
+        self._numpy_dtype = spec.numpy_dtype
         self.key = spec.definition.output
         self._named = "" if self.key is None else f" for {show(self.key)}"
 
     def array_of(self, output: object) -> Array:
         """Check one window, and return an array sharing its memory."""
-        if self._dtype is not None and type(output) is torch.Tensor:
+        if self._numpy_dtype is not None and type(output) is torch.Tensor:
             try:
                 array = output.numpy()
             except (RuntimeError, TypeError):
                 # For example, the output requires a gradient or is on another device.
                 return self._slow(output)
-            if array.dtype == self._dtype and array.shape == self._size:
+            if array.dtype == self._numpy_dtype and array.shape == self.size:
                 return array
         return self._slow(output)
 
@@ -43,17 +59,17 @@ class Check:
 
         `returned` is a list or a stacked tensor for `count` windows.
         """
-        if self._dtype is not None and type(returned) is torch.Tensor and returned.shape == (count, *self._size):
+        if self._numpy_dtype is not None and type(returned) is torch.Tensor and returned.shape == (count, *self.size):
             with contextlib.suppress(RuntimeError, TypeError):
                 stacked = returned.numpy()
-                if stacked.dtype == self._dtype:
+                if stacked.dtype == self._numpy_dtype:
                     return list(stacked)
         return [self.array_of(each) for each in self._windows_of(returned, count)]
 
     def _windows_of(self, returned: object, count: int) -> Sequence[object]:
         if isinstance(returned, torch.Tensor) and not returned.is_nested:
             self._check_dense(returned)
-            stacked = (count, *self._size)
+            stacked = (count, *self.size)
             if returned.shape != stacked:
                 raise ShapeMismatchError(
                     f"for {_windows(count)}, f returned{self._named} shape {tuple(returned.shape)}; return {stacked}"
@@ -70,7 +86,7 @@ class Check:
             ) from error
 
     def _checked(self, output: object) -> torch.Tensor:
-        spec, size, named = self._spec, self._size, self._named
+        size, dtype, device, named = self.size, self.dtype, self.device, self._named
         if not isinstance(output, torch.Tensor):
             advice = "end it with return result" if output is None else "return torch.as_tensor(result)"
             raise ValidationError(
@@ -81,13 +97,13 @@ class Check:
             raise ShapeMismatchError(
                 f"f returned{named} shape {tuple(output.shape)}, but the output window has size {size}; return {size}"
             )
-        if output.dtype != spec.dtype:
+        if output.dtype != dtype:
             raise DtypeMismatchError(
-                f"f returned{named} {output.dtype}, but the tensor has dtype {spec.dtype}; return "
-                f"result.to({spec.dtype}), or declare dtype={output.dtype}"
+                f"f returned{named} {output.dtype}, but the tensor has dtype {dtype}; return "
+                f"result.to({dtype}), or declare dtype={output.dtype}"
             )
-        if output.device != spec.device:
-            here, there = str(spec.device), str(output.device)
+        if output.device != device:
+            here, there = str(device), str(output.device)
             advice = f"return result.to({here!r}), or declare device={there!r}"
             raise DeviceMismatchError(
                 f"f returned{named} a tensor on {there}, but the tensor is declared on {here}; "

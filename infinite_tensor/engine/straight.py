@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import torch
 
 from infinite_tensor.engine.args import Readable, region_of
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.engine.formulas import Box, boxes_under, formulas_of, most_bytes, never_lacks, region_under
+from infinite_tensor.engine.formulas import Corners, boxes_under, formulas_of, most_bytes, never_lacks, region_under
 from infinite_tensor.engine.returned import Check, named
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.support.allocation import IN_PARTS, Array, as_tensor, new_block
@@ -114,7 +114,7 @@ class FormulaAccess(StraightAccess):
             begin = [a + middle * (k == d) for k, a in enumerate(start)]
             self._compute(formulas, begin, out.narrow(d, middle, out.shape[d] - middle))
             return
-        alive: dict[Node, Computed] = {}
+        alive: dict[Node, Pixels] = {}
         compute(formulas, needed, self._views.of, alive)
         alive[self._node].read(start, out)
 
@@ -132,10 +132,17 @@ _MOST_BYTES = 2**26
 """Larger regions are computed in parts."""
 
 
-class Computed(NamedTuple):
-    """Computed boxes of a formula: for each, the first pixel and the pixels."""
+class Pixels:
+    """Pixels of a tensor in memory.
 
-    boxes: list[tuple[list[int], torch.Tensor]]
+    Parameters
+    ----------
+    boxes : list of (list of int, Tensor)
+        The first pixel, and the pixels, of each box.
+    """
+
+    def __init__(self, boxes: list[tuple[list[int], torch.Tensor]]) -> None:
+        self.boxes = boxes
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on."""
@@ -152,9 +159,9 @@ class Computed(NamedTuple):
 
 def compute(
     formulas: Sequence[Node],
-    needed: Mapping[Node, Sequence[Box]],
+    needed: Mapping[Node, Sequence[Corners]],
     source_of: Callable[[Node], Readable],
-    alive: dict[Node, Computed],
+    alive: dict[Node, Pixels],
     *,
     keep: bool = False,
 ) -> None:
@@ -164,7 +171,7 @@ def compute(
     """
     last = {each.node: node for node in reversed(formulas) for each in node.computation.inputs}
     for node in reversed(formulas):
-        found = Computed([])
+        found = Pixels([])
         for box in needed.get(node, ()):
             units = node.grid.box(*box)
             regions = _regions(node, units, alive, source_of)
@@ -182,7 +189,7 @@ def compute(
 
 
 def _regions(
-    node: Node, units: Box, alive: Mapping[Node, Computed], source_of: Callable[[Node], Readable]
+    node: Node, units: Corners, alive: Mapping[Node, Pixels], source_of: Callable[[Node], Readable]
 ) -> list[torch.Tensor]:
     """Read the regions of the args for a box of units of a formula."""
     regions = []
@@ -193,7 +200,7 @@ def _regions(
     return regions
 
 
-def _result(node: Node, box: Box, units: Box, regions: Sequence[torch.Tensor]) -> torch.Tensor:
+def _result(node: Node, box: Corners, units: Corners, regions: Sequence[torch.Tensor]) -> torch.Tensor:
     """Compute a box of a formula, which lies in a box of units, from regions of its args."""
     f, (start, stop), (low, high), sides = node.computation.f, box, units, node.grid.window.size
     assert isinstance(f, Formula)

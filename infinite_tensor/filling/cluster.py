@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from infinite_tensor.engine.chain import Node, NodeHolder, chain_of, node_of
-from infinite_tensor.filling.fill import Job, carry_out, job_for
+from infinite_tensor.filling.fill import FillJob, carry_out, job_for
 from infinite_tensor.filling.mask import Target, WantedPixels
-from infinite_tensor.filling.plan import Demand, Share, demands, shares_of
+from infinite_tensor.filling.plan import Share, demands, shares_of
 from infinite_tensor.filling.progress import FillReport, Reporting, Tally, TensorReport
 from infinite_tensor.support.forks import Lock
 
@@ -30,21 +30,27 @@ _SHARDS_PER_THREAD = 4
 
 
 def fill_on_cluster(
-    tensors: Sequence[NodeHolder], job: Job, client: Client, workers: int | None, progress: Reporting
+    tensors: Sequence[NodeHolder], job: FillJob, client: Client, workers: int | None, progress: Reporting
 ) -> FillReport:
     """Run `fill` on the workers of a Dask cluster."""
+    import cloudpickle  # noqa: PLC0415  (comes with distributed)
+
     chain = chain_of(map(node_of, tensors))
     # Workers will change the tiles, and cached information in this process will be outdated.
     _forget(chain)
     needs, _ = demands(job.targets, named=not all(target.is_whole for target in job.targets))
     count = _SHARDS_PER_THREAD * max(1, sum(client.nthreads().values()))
     # Tensors in memory have no shards: each shard computes the windows it needs.
-    shards = {demand.node: list(shares_of(demand, count)) for demand in reversed(needs) if _is_filled(demand)}
+    shards = {
+        demand.node: list(shares_of(demand, count))
+        for demand in reversed(needs)
+        if (contents := demand.node.contents).outlives_process and contents.shared and not contents.read_only
+    }
     total = sum(share.missing for demand in needs if demand.runs for share in shards.get(demand.node, ()))
-    done: list[Done] = []
+    reports: list[ShardReport] = []
     with Tally(total, progress, sum(map(len, shards.values()))) as tally:
         # With a hash, an interrupted fill could share the payload and release it.
-        payload = client.scatter(_pickled(list(tensors)), broadcast=True, hash=False)
+        payload = client.scatter(cloudpickle.dumps(list(tensors)), broadcast=True, hash=False)
         try:
             for node, shares in shards.items():
                 # The dashboard groups tasks by the part of the key before the last hyphen.
@@ -62,16 +68,18 @@ def fill_on_cluster(
                     )
                     for number, share in enumerate(shares)
                 ]
-                done += _gathered(client, futures, chain, tally)
+                reports += _gathered(client, futures, chain, tally)
         finally:
             client.cancel([payload])
             _forget(chain)
-        report = FillReport(tuple(_reports(job, chain, done)), tally.seconds)
+        report = FillReport(tuple(_reports(job, chain, reports)), tally.seconds)
         tally.finish(report)
     return report
 
 
-def _gathered(client: Client, futures: list[Future[Done]], chain: Sequence[Node], tally: Tally) -> list[Done]:
+def _gathered(
+    client: Client, futures: list[Future[ShardReport]], chain: Sequence[Node], tally: Tally
+) -> list[ShardReport]:
     from distributed import as_completed  # noqa: PLC0415  (an extra)
 
     found = []
@@ -87,13 +95,8 @@ def _gathered(client: Client, futures: list[Future[Done]], chain: Sequence[Node]
     return found
 
 
-def _is_filled(demand: Demand) -> bool:
-    contents = demand.node.contents
-    return contents.outlives_process and contents.shared and not contents.read_only
-
-
-def _reports(job: Job, chain: Sequence[Node], done: Sequence[Done]) -> list[TensorReport]:
-    written: dict[str, list[Done]] = {}
+def _reports(job: FillJob, chain: Sequence[Node], done: Sequence[ShardReport]) -> list[TensorReport]:
+    written: dict[str, list[ShardReport]] = {}
     for each in done:
         written.setdefault(each.process, []).append(each)
     skipped, reports = job.skipped, []
@@ -111,13 +114,6 @@ def _reports(job: Job, chain: Sequence[Node], done: Sequence[Done]) -> list[Tens
     return reports
 
 
-def _pickled(given: object) -> bytes:
-    import cloudpickle  # noqa: PLC0415  (comes with distributed)
-
-    pickled: bytes = cloudpickle.dumps(given)
-    return pickled
-
-
 def _forget(chain: Sequence[Node]) -> None:
     """Forget the known states of tiles, because other processes store tiles too."""
     for node in chain:
@@ -128,8 +124,8 @@ def _forget(chain: Sequence[Node]) -> None:
 
 
 @dataclass(frozen=True)
-class Done:
-    """Result of a shard.
+class ShardReport:
+    """What the fill of a shard has done.
 
     Each list has one entry per tensor of the chain, sources first.
 
@@ -153,7 +149,7 @@ _PROCESS = f"{os.getpid()}-{secrets.token_hex(8)}"
 _unpickling = Lock()
 
 
-def fill_share(payload: bytes, position: int, share: Share, workers: int | None, max_memory: int | None) -> Done:
+def fill_share(payload: bytes, position: int, share: Share, workers: int | None, max_memory: int | None) -> ShardReport:
     """Compute and store the missing windows of a shard."""
     with _unpickling:
         chain = _chain(payload)
@@ -168,7 +164,7 @@ def fill_share(payload: bytes, position: int, share: Share, workers: int | None,
         for each in chain:
             if not each.contents.outlives_process:
                 each.store.clear_cache(each.spec.tensor_id)
-    return Done(_PROCESS, [tally.windows[each] for each in chain], before, _written(chain))
+    return ShardReport(_PROCESS, [tally.windows[each] for each in chain], before, _written(chain))
 
 
 def _written(chain: Sequence[Node]) -> list[tuple[int, int]]:

@@ -128,7 +128,11 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
     2, 3 and 5.
     """
     for bands in zip(*cuts.values(), strict=True):
-        ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
+        ends: list[FloatArray] = []
+        for band, along in zip(bands, [each.along for each in cuts.values()], strict=True):
+            # The end of each step as a fraction of the band.
+            first, last = band.starts[0, along], band.stops[-1, along]
+            ends.append((band.stops[:, along] - first) / (last - first))
         numbers = np.empty(sum(map(len, ends)), dtype=np.int64)
         numbers[np.argsort(np.concatenate(ends), kind="stable")] = np.arange(len(numbers))
         of_each = np.split(numbers, np.cumsum([len(end) for end in ends])[:-1])
@@ -136,13 +140,6 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
             node: NumberedRegions(own, band.starts, band.stops)
             for node, own, band in zip(cuts, of_each, bands, strict=True)
         }
-
-
-def _how_far(band: NumberedRegions, along: int) -> FloatArray:
-    """Return the end of each step as a fraction of the band: 0.25, 0.5, 0.75 and 1 for four equal steps."""
-    first, last = band.starts[0, along], band.stops[-1, along]
-    how_far: FloatArray = (band.stops[:, along] - first) / (last - first)
-    return how_far
 
 
 def held_bytes(cuts: Mapping[Node, Bands]) -> int:

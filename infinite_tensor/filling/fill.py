@@ -6,25 +6,23 @@ import itertools
 import operator
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from infinite_tensor.engine.assemble import open_views
 from infinite_tensor.engine.chain import Computation, Node, NodeHolder, chain_of, node_of, resolved, watching
 from infinite_tensor.engine.claims import CLAIMS
-from infinite_tensor.engine.formulas import formulas_of, spread
+from infinite_tensor.engine.formulas import formulas_of, most_wasteful, spread
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.loop import run_steps
-from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.waste import most_wasteful
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
-from infinite_tensor.filling.mask import PlacedMask, TakenTiles, Target, WantedTiles, taken_tiles
+from infinite_tensor.filling.mask import PlacedMask, Target, WantedTiles, WritableTiles, writable_tiles
 from infinite_tensor.filling.overviews import in_blocks_of, with_levels
 from infinite_tensor.filling.plan import (
     SKIPPED,
@@ -44,8 +42,8 @@ from infinite_tensor.geometry.window_sets import BoxUnion, windows_over
 from infinite_tensor.support.given import MemoryTooSmallError, quoted, whole_mebibytes, word
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import bytes_of
+from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.inventory import TILE_STATES
-from infinite_tensor.tilestore.store import TileStore, contents_of
 
 _DEFAULT_HELD = 2**29
 _CACHE_BYTES = 2**26
@@ -57,7 +55,7 @@ _OVERHEAD = 2**26
 
 
 @dataclass(frozen=True)
-class Job:
+class FillJob:
     """Regions to fill, cut into passes and bands.
 
     Attributes
@@ -98,11 +96,6 @@ class Job:
             found[target.node] += target.box_count - target.tile_count
         return found
 
-    @property
-    def stores(self) -> list[TileStore]:
-        """The stores of the chain."""
-        return _stores_of(self.chain)
-
     def plan(self, shards: int | None = None) -> FillPlan:
         """Return the cost of the fill.
 
@@ -136,7 +129,7 @@ def prepare(
     levels: Sequence[Sequence[NodeHolder]] = (),
     *,
     in_blocks: bool = True,
-) -> Job:
+) -> FillJob:
     """Create the job for filling regions, or a shard of each region.
 
     `levels` lists, for each tensor, the levels of its pyramid to fill as well. If `in_blocks`, the job fills a tensor
@@ -164,7 +157,7 @@ def prepare(
     return _job([*itertools.chain(*stacks)], parts, max_memory)
 
 
-def job_for(targets: Sequence[Target], max_memory: int | None) -> Job:
+def job_for(targets: Sequence[Target], max_memory: int | None) -> FillJob:
     """Create the job for filling `targets`.
 
     Each tensor must come after its args. Raise MemoryTooSmallError if the fill needs more than `max_memory`.
@@ -172,10 +165,10 @@ def job_for(targets: Sequence[Target], max_memory: int | None) -> Job:
     return _job(targets, _families(targets), max_memory)
 
 
-def _job(targets: Sequence[Target], parts: Sequence[Sequence[Target]], max_memory: int | None) -> Job:
+def _job(targets: Sequence[Target], parts: Sequence[Sequence[Target]], max_memory: int | None) -> FillJob:
     passes = _passes_of(parts, max_memory)
-    peak_memory = max((most for _, most in passes), default=0)
-    return Job(tuple(targets), tuple(cuts for cuts, _ in passes), peak_memory, max_memory)
+    peak_memory = max([most for _, most in passes], default=0)
+    return FillJob(tuple(targets), tuple(cuts for cuts, _ in passes), peak_memory, max_memory)
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
@@ -213,73 +206,53 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
 
     Targets share a pass if memory allows.
     """
-    nodes = [target.node for target in targets]
-    caches, held = _kept(targets, max_memory), _held(targets, max_memory)
+    nodes, held = [target.node for target in targets], _held(targets, max_memory)
     if len(set(nodes)) == len(nodes):
         # Levels need little memory compared with their tensor.
-        cuts = _cut(targets, held // max(1, sum(not target.is_level for target in targets)))
+        most_bytes = held // max(1, sum(not target.is_level for target in targets))
+        cuts = {target.node: cut_into_bands(target, most_bytes) for target in targets}
+        most = max(bands.band_count for bands in cuts.values())
+        # Those with fewer bands get as many, if possible.
+        fewer = [bands.target for bands in cuts.values() if bands.band_count < most]
+        cuts |= {target.node: cut_into_bands(target, most_bytes, most) for target in fewer}
         even = len({bands.band_count for bands in cuts.values()}) == 1
         needed = held_bytes(cuts) if even else 0
         if len(targets) == 1 and max_memory is not None and needed > held:
-            least = _least(nodes, needed + _OVERHEAD)
+            enough, least = 0, needed + _OVERHEAD
+            while enough < least:
+                enough = -(-least // 2**20) * 2**20
+                least = needed + _OVERHEAD + _kept(nodes, enough)
             raise MemoryTooSmallError(
-                f"max_memory must be at least {whole_mebibytes(least)}, got {bytes_of(max_memory)}: one step takes "
-                f"{bytes_of(needed)}, the caches of the stores up to {bytes_of(caches)}, and tiles waiting to be "
-                f"written {bytes_of(_OVERHEAD)}; give more memory, or use smaller tiles",
-                least,
+                f"max_memory must be at least {whole_mebibytes(enough)}, got {bytes_of(max_memory)}: one step takes "
+                f"{bytes_of(needed)}, the caches of the stores up to {bytes_of(_kept(nodes, max_memory))}, and tiles "
+                f"waiting to be written {bytes_of(_OVERHEAD)}; give more memory, or use smaller tiles",
+                enough,
             )
         if len(targets) == 1 or (even and needed <= held):
-            return [(cuts, needed + caches + _OVERHEAD)]
+            return [(cuts, needed + _kept(nodes, max_memory) + _OVERHEAD)]
     return _passes_of([[target] for target in targets], max_memory)
-
-
-def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
-    return sum(_kept_by(store, max_memory) for store in _caches_of([target.node for target in targets]))
 
 
 def _held(targets: Sequence[Target], max_memory: int | None) -> int:
     """Return the bytes available to a fill outside of the caches."""
-    return _DEFAULT_HELD if max_memory is None else max_memory - _kept(targets, max_memory) - _OVERHEAD
+    if max_memory is None:
+        return _DEFAULT_HELD
+    return max_memory - _kept([target.node for target in targets], max_memory) - _OVERHEAD
 
 
-def _least(nodes: Sequence[Node], beside_caches: int) -> int:
-    """Return the smallest `max_memory` sufficient for a fill, in bytes, rounded up to 1 MiB.
-
-    The fill needs `beside_caches` bytes in addition to the caches of the stores. A larger `max_memory` also allows
-    larger caches, up to a limit.
-    """
-    stores, most, least = _caches_of(nodes), 0, beside_caches
-    while most < least:
-        most = -(-least // 2**20) * 2**20
-        least = beside_caches + sum(_kept_by(store, most) for store in stores)
-    return most
+def _kept(nodes: Sequence[Node], max_memory: int | None) -> int:
+    """Return the bytes that the stores of the chains of `nodes` may cache."""
+    computed = [node for node in chain_of(nodes) if not node.computation.is_direct]
+    return sum(_kept_by(contents, max_memory) for contents in {node.contents: None for node in computed})
 
 
-def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
-    """Cut regions of different tensors into the same number of bands, if possible."""
-    cuts = {target.node: cut_into_bands(target, most_bytes) for target in targets}
-    most = max(bands.band_count for bands in cuts.values())
-    fewer = [bands.target for bands in cuts.values() if bands.band_count < most]
-    return cuts | {target.node: cut_into_bands(target, most_bytes, most) for target in fewer}
-
-
-def _kept_by(store: TileStore, max_memory: int | None) -> int:
-    contents = contents_of(store)
+def _kept_by(contents: Contents, max_memory: int | None) -> int:
     limit = contents.cache_limit
     if max_memory is None and limit is not None and contents.outlives_process:
         return limit
     # Windows in memory are soon computed again.
     share = _CACHE_BYTES if max_memory is None else min(_CACHE_BYTES, max_memory // _CACHE_SHARE)
     return share if limit is None else min(share, limit)
-
-
-def _caches_of(nodes: Sequence[Node]) -> list[TileStore]:
-    """Return the stores that keep anything of the chains of `nodes` in memory."""
-    return _stores_of([node for node in chain_of(nodes) if not node.computation.is_direct])
-
-
-def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
-    return list({id(node.store): node.store for node in nodes}.values())
 
 
 def is_filled(request: Request) -> bool:
@@ -289,17 +262,16 @@ def is_filled(request: Request) -> bool:
         return True
     formulas, _ = formulas_of([target.node])
     needed = spread(formulas, {target.node: NumberedRegions.alone(*target.all_regions)})
-    return all(_is_stored(node, boxes) for node, boxes in needed.items() if not node.computation.is_direct)
-
-
-def _is_stored(node: Node, boxes: NumberedRegions) -> bool:
-    if not len(boxes.starts):
-        return True
-    starts, stops = boxes.starts, boxes.stops
-    inventory = node.contents.inventory(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist())
-    if inventory.empty:
-        return not windows_over(node.spec.grid, BoxUnion(starts, stops))
-    return not len(inventory.missing(node.spec.grid, starts, stops))
+    for node, boxes in needed.items():
+        if node.computation.is_direct or not len(boxes.starts):
+            continue
+        starts, stops, grid = boxes.starts, boxes.stops, node.spec.grid
+        inventory = node.contents.inventory(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist())
+        # With nothing stored, windows need not be listed.
+        empty = inventory.empty
+        if windows_over(grid, BoxUnion(starts, stops)) if empty else len(inventory.missing(grid, starts, stops)):
+            return False
+    return True
 
 
 def coverage(request: Request, state: object) -> torch.Tensor:
@@ -354,7 +326,7 @@ def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined
     )
 
 
-def fill(job: Job, workers: int | None, progress: Reporting) -> FillReport:
+def fill(job: FillJob, workers: int | None, progress: Reporting) -> FillReport:
     """Compute and store missing windows, pass after pass.
 
     A Ctrl-C or an error of ``f`` ends the fill after finished windows are stored.
@@ -369,7 +341,13 @@ def fill(job: Job, workers: int | None, progress: Reporting) -> FillReport:
     total = int(estimate.windows * share_of(targets))
     with Tally(total, progress, _pixels(targets)) as tally:
         carry_out(job, workers, tally)
-        report = FillReport(tuple(_reports(job, before, tally)), tally.seconds, job.band_count)
+        skipped, tensors = job.skipped, []
+        for node, earlier in before.items():
+            # If the tensor was cleared during the fill, its counts started from 0 again.
+            written = zip(node.contents.written(node.spec.tensor_id), earlier, strict=True)
+            tiles, nbytes = (max(0, now - then) for now, then in written)
+            tensors.append(TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, skipped[node]))
+        report = FillReport(tuple(tensors), tally.seconds, job.band_count)
         tally.finish(report)
     return report
 
@@ -378,42 +356,35 @@ def _pixels(targets: Sequence[Target]) -> int:
     return sum(int((stops - starts).prod(axis=1).sum()) for starts, stops in (each.all_regions for each in targets))
 
 
-def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
+def carry_out(job: FillJob, workers: int | None, tally: Tally) -> None:
     """Compute and store missing windows, and count them in `tally`."""
-    lent = threading.Lock()
+    chain, lent = job.chain, threading.Lock()
     try:
-        with lent, ExitStack() as stack:
-            _lend(job, lent)
-            stack.enter_context(watching({node.computation for node in job.chain}))
+        with lent, watching({node.computation for node in chain}):
+            # Limit the growth of the caches of all stores. Filled tensors in memory stay there.
+            filled = {target.node.contents for target in job.targets}
+            for contents in {node.contents: None for node in chain}:
+                if contents not in filled or contents.outlives_process:
+                    contents.lend(lent, _kept_by(contents, job.max_memory))
             for cuts in job.passes:
-                taken = taken_tiles([bands.target for bands in cuts.values()], job.targets)
+                tiles = writable_tiles([bands.target for bands in cuts.values()], job.targets)
                 for bands in side_by_side(cuts):
-                    _fill(
-                        {node: _wanted(cuts[node].target, band) for node, band in bands.items()}, taken, tally, workers
-                    )
+                    regions = {node: _wanted(cuts[node].target, band) for node, band in bands.items()}
+                    _fill(regions, tiles, tally, workers)
     finally:
-        for store in job.stores:
+        for store in {id(node.store): node.store for node in chain}.values():
             if not store.closed:
                 with store_call(store):
                     store.flush()
 
 
-def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:
-    skipped = job.skipped
-    for node, earlier in before.items():
-        # If the tensor was cleared during the fill, its counts started from 0 again.
-        written = zip(node.contents.written(node.spec.tensor_id), earlier, strict=True)
-        tiles, nbytes = (max(0, now - then) for now, then in written)
-        yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, skipped[node])
-
-
 def _fill(
-    wanted: Mapping[Node, NumberedRegions], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None
+    wanted: Mapping[Node, NumberedRegions], tiles: Mapping[Node, WritableTiles], tally: Tally, workers: int | None
 ) -> None:
     rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
     sizes, stores = _sizes(rest) if rest else [], [node.contents for node in rest]
     tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
-    with store_call(*stores, CLAIMS), Views(CLAIMS.reader(workers, tally.count), taken) as views:
+    with store_call(*stores, CLAIMS), open_views(workers, tally.count, tiles) as views:
         for node, regions in rest.items():
             settle(node, (regions.starts[0].tolist(), regions.stops[0].tolist()), views)
         run_steps(rest, steps, views, lambda number: tally.pass_parts(sizes[number]))
@@ -465,7 +436,7 @@ def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
     return found
 
 
-def writable(job: Job) -> Job:
+def writable(job: FillJob) -> FillJob:
     """Return the job without tensors in read-only stores.
 
     Raise ValidationError if such a tensor lacks tiles.
@@ -482,7 +453,7 @@ def writable(job: Job) -> Job:
     return replace(job, targets=targets, passes=tuple(filter(None, left)))
 
 
-def check_shared(job: Job) -> None:
+def check_shared(job: FillJob) -> None:
     """Check that the workers of a cluster can store the tensors.
 
     Raise ValidationError if not.
@@ -495,15 +466,3 @@ def check_shared(job: Job) -> None:
                 f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r}, because only one process "
                 "can write to its store; use a ZarrTileStore at a path or URL shared by all workers"
             )
-
-
-def _lend(job: Job, lent: threading.Lock) -> None:
-    """Limit the growth of the caches of all stores during a fill.
-
-    The fill holds the lock `lent`; the limits end when it is released. Memory stores of filled tensors get no limit,
-    because they keep the results.
-    """
-    filled = {id(target.node.store) for target in job.targets}
-    for store in job.stores:
-        if id(store) not in filled or contents_of(store).outlives_process:
-            contents_of(store).lend(lent, _kept_by(store, job.max_memory))

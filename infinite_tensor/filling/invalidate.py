@@ -110,10 +110,6 @@ class _Tensor(NamedTuple):
         """The windows in which the tensor is computed."""
         return self.units or self.spec.grid
 
-    def drop(self, windows: BoxUnion) -> int:
-        """Drop the tiles of windows from the store, and return their number."""
-        return self.store.drop(self.spec, windows) if self.units is None else 0
-
 
 _Wrong: TypeAlias = list[tuple[_Tensor, BoxUnion]]
 
@@ -133,7 +129,7 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
         gc.collect()
     stores = {id(node.contents): node.contents for node, _ in requests}
     while True:
-        found = DROPPING.carry_out(list(stores.values()), partial(_drop_in, stores, requests, dependants=dependants))
+        found = DROPPING.carry_out(list(stores.values()), partial(_drop, stores, requests, dependants=dependants))
         if isinstance(found, Invalidation):
             return found
         stores |= found
@@ -152,7 +148,7 @@ def _forget(wrong: _Wrong) -> None:
         tensor.store.forget(tensor.spec)
 
 
-def _drop_in(
+def _drop(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:
     """Drop windows, if the stores of all of them are in `stores`.
@@ -163,25 +159,17 @@ def _drop_in(
         node.contents.check_open()
     wrong = _wrong_windows(requests, dependants=dependants)
     concerned = {id(tensor.store): tensor.store for tensor, _ in wrong}
-    return _drop(wrong) if concerned.keys() <= stores.keys() else concerned
-
-
-def _drop(wrong: _Wrong) -> Invalidation:
+    if not concerned.keys() <= stores.keys():
+        return concerned
     for tensor, _ in wrong:
         tensor.store.check_droppable(tensor.spec.tensor_id)
-    told = [_told(tensor, windows, tensor.drop(windows)) for tensor, windows in reversed(wrong)]
-    return Invalidation(tuple(reversed(told)))
-
-
-def _told(tensor: _Tensor, windows: BoxUnion, tiles: int) -> TensorInvalidation:
-    start, stop = pixels_of(tensor.grid, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
-    return TensorInvalidation(
-        tensor.spec.tensor_id,
-        str(tensor.store),
-        tiles,
-        tuple(None if a < -_NO_END else a for a in start),
-        tuple(None if b > _NO_END else b for b in stop),
-    )
+    reports = []
+    for (store, spec, units), windows in reversed(wrong):
+        tiles = store.drop(spec, windows) if units is None else 0
+        start, stop = pixels_of(units or spec.grid, windows).hull if windows else ((0,) * len(spec.shape),) * 2
+        first, end = tuple(None if a < -_NO_END else a for a in start), tuple(None if b > _NO_END else b for b in stop)
+        reports.append(TensorInvalidation(spec.tensor_id, str(store), tiles, first, end))
+    return Invalidation(tuple(reversed(reports)))
 
 
 def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:

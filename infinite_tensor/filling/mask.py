@@ -14,8 +14,9 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine.chain import Node, chain_of
+from infinite_tensor.engine.lifetimes import Regions
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.points import Index, IntArray
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index, members, number, quoted
@@ -24,8 +25,6 @@ from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.definition import label_of
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-Boxes: TypeAlias = tuple[IntArray, IntArray]
-"""Bounds of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
 
 _PIECE = 2**22
 """The maximum number of mask pixels read at once. A single tile may need more."""
@@ -266,7 +265,7 @@ class WantedTiles:
         inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
         return WantedTiles(self.layout, tuple(low), self.wanted[inside])
 
-    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Regions:
         """Cut the wanted part of ``[start, stop)`` into regions.
 
         Return the starts and stops of the regions. No tile lies in two regions. If all tiles are wanted, there is one
@@ -291,7 +290,7 @@ class WantedTiles:
 class WantedPixels:
     """Regions to fill in a shard on a cluster, and the tiles touched by them."""
 
-    def __init__(self, layout: TileLayout, regions: Boxes) -> None:
+    def __init__(self, layout: TileLayout, regions: Regions) -> None:
         self._regions = regions
         self._tiles = set(layout.grid.indices(*regions))
 
@@ -304,7 +303,7 @@ class WantedPixels:
         """The number of tiles."""
         return len(self._tiles)
 
-    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Regions:
         """Clip the regions to the pixels ``[start, stop)``."""
         return clipped(self._regions, start, stop)
 
@@ -313,7 +312,7 @@ Wanted: TypeAlias = WantedTiles | WantedPixels
 """The pixels to fill, and the tiles for storing the windows over the pixels."""
 
 
-def clipped(regions: Boxes, start: Sequence[int], stop: Sequence[int]) -> Boxes:
+def clipped(regions: Regions, start: Sequence[int], stop: Sequence[int]) -> Regions:
     """Clip regions to the pixels ``[start, stop)``.
 
     Regions without such pixels are left out.
@@ -354,7 +353,7 @@ class Target:
             return [*(upstream.node for upstream in self.node.computation.inputs), self.node]
         return chain_of([self.node])
 
-    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Regions:
         """Cut the wanted part of ``[start, stop)`` into regions.
 
         Return the starts and stops of the regions.
@@ -364,7 +363,7 @@ class Target:
         return self.wanted.regions(start, stop)
 
     @property
-    def all_regions(self) -> Boxes:
+    def all_regions(self) -> Regions:
         """All wanted pixels, as starts and stops of regions."""
         return self.regions(self.start, self.stop)
 
@@ -386,7 +385,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class TakenTiles:
+class WritableTiles:
     """The tiles of one tensor to store in a fill.
 
     Pixels of windows outside of these tiles are discarded.
@@ -398,7 +397,7 @@ class TakenTiles:
         return any(tile in part for part in self.parts)
 
 
-def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
+def writable_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, WritableTiles]:
     """Return the tiles that a pass may store, for tensors with a mask or cut into shards.
 
     For each tensor, these are the tiles selected in any of the passes. Tensors without a limit are left out: those
@@ -417,7 +416,7 @@ def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Nod
     for target in targets:
         if target.node in parts:
             parts[target.node].append(target.wanted)
-    return {node: TakenTiles(tuple(filter(None, own))) for node, own in parts.items() if None not in own}
+    return {node: WritableTiles(tuple(filter(None, own))) for node, own in parts.items() if None not in own}
 
 
 _Ranges: TypeAlias = Sequence[tuple[int, int]]

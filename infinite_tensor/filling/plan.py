@@ -16,13 +16,13 @@ from typing import ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.engine.chain import Computation, Node, consumers_first
+from infinite_tensor.engine.chain import Node, consumers_first
 from infinite_tensor.engine.formulas import never_lacks, reads_of
-from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.lifetimes import NumberedRegions, Regions
 from infinite_tensor.engine.plan import arg_starts, reach_error
 from infinite_tensor.errors import RegionError
 from infinite_tensor.filling.cutting import shard_of_tiles
-from infinite_tensor.filling.mask import Boxes, Target, WantedTiles, clipped
+from infinite_tensor.filling.mask import Target, WantedTiles, clipped
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
 from infinite_tensor.geometry.window_sets import BoxUnion, gapless, pixels_of, same_windows, windows_over
 from infinite_tensor.support.tables import Tabular, bytes_of, count_of, shown_id, times_of
@@ -106,11 +106,12 @@ def estimated(targets: Sequence[Target]) -> Estimate:
         _read(pixels, target.node, BoxUnion.of([target.start], [target.stop]))
     found: list[Demand] = []
     exact, outside = True, None
-    for computation, nodes in consumers_first(list(pixels)).items():
+    for computation, nodes in consumers_first(list(pixels)):
         needs = {node: windows_over(node.grid, pixels[node]) for node in nodes if node in pixels}
         if not needs:
             continue
-        runs = reduce(BoxUnion.joined, [_own(computation, need) for need in needs.values()])
+        few = computation.coordinates
+        runs = reduce(BoxUnion.joined, [BoxUnion.of(need.low[:, :few], need.high[:, :few]) for need in needs.values()])
         exact &= runs.is_counted
         for at, upstream in enumerate(computation.inputs if runs else ()):
             if exact and outside is None:
@@ -120,25 +121,21 @@ def estimated(targets: Sequence[Target]) -> Estimate:
             exact &= gapless(upstream.window, runs)
             _read(pixels, upstream.node, upstream.reads.pixels(runs))
         for node in computation.nodes:
-            made = same_windows(runs, computation.coordinates, node.grid)
+            missing = same_windows(runs, computation.coordinates, node.grid)
             # If f runs only for another output, all pixels of the windows count.
-            own = pixels.get(node) or pixels_of(node.grid, made)
+            own = pixels.get(node) or pixels_of(node.grid, missing)
             if not own:
                 continue
-            needed = made.joined(needs[node]) if node in needs else made
+            needed = missing.joined(needs[node]) if node in needs else missing
             tiles = _covered_tiles(node, own)
             exact &= needed.is_counted and tiles.is_counted and gapless(node.spec.grid.window, needed)
-            _add(found, node, own, needed.count, made.count, runs.count, tiles.count)
+            _add(found, node, own, needed.count, missing.count, runs.count, tiles.count)
     return Estimate(found, exact, outside)
 
 
 def _read(pixels: dict[Node, BoxUnion], node: Node, more: BoxUnion) -> None:
     if more:
         pixels[node] = pixels[node].joined(more) if node in pixels else more
-
-
-def _own(computation: Computation, windows: BoxUnion) -> BoxUnion:
-    return BoxUnion.of(computation.own(windows.low), computation.own(windows.high))
 
 
 def _covered_tiles(node: Node, pixels: BoxUnion) -> BoxUnion:
@@ -157,21 +154,21 @@ def _add(
     node: Node,
     pixels: BoxUnion,
     needed: int,
-    made: int,
+    missing: int,
     runs: int,
     tiles: int,
     inventory: Inventory | None = None,
 ) -> None:
-    work = made * math.prod(node.grid.window.size)
+    work = missing * math.prod(node.grid.window.size)
     if node.computation.copied:
         work = 0
     if node.computation.is_direct:
-        made = runs = tiles = 0
+        missing = runs = tiles = 0
     if node.computation.formula is not None:
         needed = 0
     if found and found[-1].node.computation == node.computation:
         runs = 0
-    found.append(Demand(node, pixels, needed, made, runs, tiles, work, inventory))
+    found.append(Demand(node, pixels, needed, missing, runs, tiles, work, inventory))
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
@@ -206,17 +203,17 @@ def share_of(targets: Sequence[Target]) -> Fraction:
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
-    pixels: dict[Node, list[Boxes]] = {}
+    pixels: dict[Node, list[Regions]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(target.all_regions)
     found: list[Demand] = []
-    for computation, nodes in consumers_first(list(pixels)).items():
+    for computation, nodes in consumers_first(list(pixels)):
         if computation.formula is not None:
             for node in pixels.keys() & nodes:
                 _add_formula(found, node, pixels)
             continue
         missing = [
-            computation.own(inventories[node].missing(node.spec.grid, *_joined(pixels[node])))
+            inventories[node].missing(node.spec.grid, *_joined(pixels[node]))[:, : computation.coordinates]
             for node in nodes
             if node in pixels
         ]
@@ -234,7 +231,7 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
     return found
 
 
-def _add_formula(found: list[Demand], node: Node, pixels: dict[Node, list[Boxes]]) -> None:
+def _add_formula(found: list[Demand], node: Node, pixels: dict[Node, list[Regions]]) -> None:
     """Append the pixels of a formula to `found`, and the pixels of its args to `pixels`."""
     starts, stops = _joined(pixels[node])
     for upstream, read in reads_of(node, NumberedRegions.alone(starts, stops)):
@@ -245,7 +242,7 @@ def _add_formula(found: list[Demand], node: Node, pixels: dict[Node, list[Boxes]
 
 
 def _add_named(
-    found: list[Demand], node: Node, pixels: list[Boxes] | None, windows: IntArray, inventory: Inventory
+    found: list[Demand], node: Node, pixels: list[Regions] | None, windows: IntArray, inventory: Inventory
 ) -> None:
     """Append the counts of windows and tiles of `node` to `found`, counted one by one.
 
@@ -253,23 +250,23 @@ def _add_named(
     `windows`.
     """
     grid, layout = node.spec.grid, inventory.layout
-    made = node.indices(windows)
+    missing = node.indices(windows)
     if len(node.computation.tensors) > 1:
-        made = made[grid.exist(made)]
-        needed = made if pixels is None else unique_points(np.concatenate([grid.points(*_joined(pixels)), made]))
+        missing = missing[grid.exist(missing)]
+        needed = missing if pixels is None else unique_points(np.concatenate([grid.points(*_joined(pixels)), missing]))
     else:
         # An f with a single output is called only for readers of the output.
         assert pixels is not None
         needed = grid.points(*_joined(pixels))
-    own = _joined(pixels) if pixels else grid.bounds(made)
+    own = _joined(pixels) if pixels else grid.bounds(missing)
     tiles = layout.grid.points(*own)
     first, last = windows_over_tiles(grid, layout, tiles)
     covered = tiles[np.asarray((first < last).all(axis=1))]
     incomplete = sum(tile not in inventory.complete for tile in as_tuples(covered))
-    _add(found, node, BoxUnion(*own), len(needed), len(made), len(windows), incomplete, inventory)
+    _add(found, node, BoxUnion(*own), len(needed), len(missing), len(windows), incomplete, inventory)
 
 
-def _joined(regions: Sequence[Boxes]) -> Boxes:
+def _joined(regions: Sequence[Regions]) -> Regions:
     starts, stops = (np.concatenate(bounds) for bounds in zip(*regions, strict=True))
     return starts, stops
 

@@ -67,18 +67,18 @@ class Tally(AbstractContextManager["Tally"]):
 
     def __init__(self, total: int, progress: Reporting, parts: int = 1, *, unit: str = "window") -> None:
         self._begun = time.monotonic()
-        self._told = -1.0
+        self._shown_at = -1.0
         checked = checked_progress(progress)
         self._watcher: Watcher | None = checked if callable(checked) else None
         # A log gets lines while work is left, but none at the end.
-        self._tells_end = self._watcher is not None
-        self._every = _TELL_SECONDS
+        self._shows_end = self._watcher is not None
+        self._every = _SHOW_SECONDS
         self._bar: Any = None
         # sys.stderr is None without a console, as under pythonw.
         if sys.stderr is not None and (progress == "always" or (progress is True and is_watched())):
             self._bar = _bar_class()(total=total, unit=unit, smoothing=0.1)
         elif progress is True:
-            self._watcher, self._every, self._told = _line_in(unit), LINE_SECONDS, 0.0
+            self._watcher, self._every, self._shown_at = _line_in(unit), LINE_SECONDS, 0.0
         self.total = self._most = total
         self._parts = self._left = max(1, parts)
         self.windows: Counter[Any] = Counter()
@@ -101,8 +101,8 @@ class Tally(AbstractContextManager["Tally"]):
             self.windows[tensor] += windows
             if self._bar is not None:
                 self._bar.update(windows)
-            if self._watcher is not None and self.seconds - self._told >= self._every:
-                self._tell()
+            if self._watcher is not None and self.seconds - self._shown_at >= self._every:
+                self._show()
 
     def pass_parts(self, count: int) -> None:
         """Mark `count` more parts of the work as done, and update `total`.
@@ -122,26 +122,27 @@ class Tally(AbstractContextManager["Tally"]):
         """Mark all work as done, and show `report` at the end."""
         self._report = report
         if self._bar is not None and isinstance(report, FillReport):
-            self._bar.set_postfix_str(_tiles_of(report), refresh=False)
+            skipped = f", {count_of(report.skipped)} skipped by the mask" if report.skipped else ""
+            self._bar.set_postfix_str(f"{count_of(report.tiles)} tiles stored{skipped}", refresh=False)
             # Without work, the bar would end as "0window [00:00, ?window/s]".
             self._bar.leave = report.windows > 0
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         assert self._watcher is not None
-        self._told = self.seconds
+        self._shown_at = self.seconds
         # The user's function may use any store.
         with running_f():
-            self._watcher(Progress(self.windows.total(), self.total, self._told, self._report))
+            self._watcher(Progress(self.windows.total(), self.total, self._shown_at, self._report))
 
     def __exit__(self, kind: object, *_exc: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._tells_end and kind is None:
+        if self._shows_end and kind is None:
             with self._lock:
-                self._tell()
+                self._show()
 
 
-_TELL_SECONDS = 0.1
+_SHOW_SECONDS = 0.1
 LINE_SECONDS = 60.0
 
 
@@ -152,15 +153,12 @@ def _line_in(unit: str) -> Callable[[Any], object]:
         with suppress(OSError, ValueError, AttributeError):
             if done:
                 left = progress.seconds * max(0, total - done) / done
-                sys.stderr.write(f"{count_of(done)} of {count_of(total)} {unit}s, about {_minutes(left)} left\n")
+                hours, minutes = divmod(math.ceil(left / 60), 60)
+                time_left = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+                sys.stderr.write(f"{count_of(done)} of {count_of(total)} {unit}s, about {time_left} left\n")
                 sys.stderr.flush()
 
     return write
-
-
-def _minutes(seconds: float) -> str:
-    hours, minutes = divmod(math.ceil(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def is_watched() -> bool:
@@ -265,8 +263,3 @@ class FillReport(Tabular):
     def _title(self) -> str:
         bands = f", in {count_of(self.bands)} bands" if self.bands > 1 else ""
         return f"filled in {self.seconds:.1f} s{bands}"
-
-
-def _tiles_of(report: FillReport) -> str:
-    skipped = f", {count_of(report.skipped)} skipped by the mask" if report.skipped else ""
-    return f"{count_of(report.tiles)} tiles stored{skipped}"

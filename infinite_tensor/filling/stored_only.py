@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
+from infinite_tensor.engine.assemble import open_views
 from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.formulas import never_lacks
@@ -174,7 +175,7 @@ def stored_pixels(
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
         while True:
-            with Views(CLAIMS.reader(None)) as views:
+            with open_views() as views:
                 _settle(node, selection, views)
                 access = views.of(node)
                 spec = node.spec
@@ -200,7 +201,7 @@ def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tens
     contents = node.contents
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
-        with Views(CLAIMS.reader(None)) as views:
+        with open_views() as views:
             _settle(node, selections[0], views)
             access, spec, layout = views.of(node), node.spec, contents.layout(node.spec)
             tiles = [tuple(map(operator.floordiv, each.start, layout.tile_shape)) for each in selections]

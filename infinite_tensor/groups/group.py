@@ -29,8 +29,8 @@ from infinite_tensor.groups.members import (
     outputs_of,
     read_members,
     save_group,
+    scale_text,
     shape_of,
-    shown_scale,
     stored_members,
     unit_of,
 )
@@ -655,5 +655,5 @@ def _is_in(leaf: Key, keys: list[Key]) -> bool:
 
 
 def _line(member: GroupMember) -> str:
-    said = f"{member.tensor.shape} {member.tensor.dtype}, shares {list(member.dims)}{shown_scale(member.scale)}"
-    return f"{show(member.key)}: {said}"
+    text = f"{member.tensor.shape} {member.tensor.dtype}, shares {list(member.dims)}{scale_text(member.scale)}"
+    return f"{show(member.key)}: {text}"

@@ -185,24 +185,14 @@ def check_extents(members: Members) -> None:
     Raise ValidationError if not.
     """
     shape = shape_of(members)
-    if all(_ends_in(member, shape) for member in members.values()):
+    ends = [each for member in members.values() for each in zip(_extents(member), member.scale, shape, strict=True)]
+    # The last pixel of a member may reach past the end of the group.
+    if all((n is None is end) or (n is not None and end is not None and n - 1 / scale < end) for n, scale, end in ends):
         return
     found = ", ".join(f"{show(key)} has {_text(_extents(member))}" for key, member in members.items())
     raise ValidationError(
         "the tensors of a group must have the same extent along shared dimensions, in pixels of the group, but "
         f"{found}; give dims=... or scale=..."
-    )
-
-
-def _ends_in(member: GroupMember, shape: Shape) -> bool:
-    """Return whether a member ends at the end of the group.
-
-    The last pixel of the member may reach past the end.
-    """
-    ends = zip(_extents(member), member.scale, shape, strict=True)
-    return all(
-        (n is None and end is None) or (n is not None and end is not None and n - 1 / scale < end)
-        for n, scale, end in ends
     )
 
 
@@ -239,9 +229,9 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     The scale is the stride divided by the stride of the first output.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
-    told = any(None in followed(grid.window) for grid in grids)
+    has_map = any(None in followed(grid.window) for grid in grids)
     coordinates = range(coordinates_of(grids[0].window))
-    shared = [k for k in coordinates if told or not all(_is_whole(grid, k) for grid in grids)]
+    shared = [k for k in coordinates if has_map or not all(_is_whole(grid, k) for grid in grids)]
     members: dict[Key, GroupMember] = {}
     strides: list[int] = []
     for key, tensor in tensors.items():
@@ -271,7 +261,7 @@ def _text(extents: Sequence[Fraction | None]) -> str:
     return f"({', '.join('None' if extent is None else str(extent) for extent in extents)})"
 
 
-def shown_scale(scale: Sequence[Fraction]) -> str:
+def scale_text(scale: Sequence[Fraction]) -> str:
     """Return a text for messages, such as ``, scale 1/8 x 1/8``.
 
     The text is empty for scale 1.
@@ -424,7 +414,7 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
 def _line(member: StoredMember | None) -> str:
     if member is None:
         return "nothing"
-    return f"tensor {member.tensor_id!r} ({member.digest[:8]}), dims {list(member.dims)}{shown_scale(member.scale)}"
+    return f"tensor {member.tensor_id!r} ({member.digest[:8]}), dims {list(member.dims)}{scale_text(member.scale)}"
 
 
 def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | None) -> dict[Key, StoredMember]:

@@ -143,8 +143,8 @@ class StoredOnlyGroup:
         return assembled(self._members, results, region, self._device)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{show(key)}: {value!r}" for key, value in self._fill_values.items())
-        return f"StoredOnlyGroup(shape={shape_of(self._members)}, fill values: {shown})"
+        values = ", ".join(f"{show(key)}: {value!r}" for key, value in self._fill_values.items())
+        return f"StoredOnlyGroup(shape={shape_of(self._members)}, fill values: {values})"
 
 
 # Files.

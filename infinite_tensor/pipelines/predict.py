@@ -16,9 +16,8 @@ import torch
 from zarr.storage import MemoryStore
 
 from infinite_tensor.errors import RegionError, ValidationError
-from infinite_tensor.filling.fillable import check_fill
+from infinite_tensor.filling.fillable import FillOptions, check_fill, check_fill_options
 from infinite_tensor.filling.mask import Mask
-from infinite_tensor.filling.options import FillOptions, check_fill_options
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.groups import TensorGroup

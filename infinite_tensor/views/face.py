@@ -34,7 +34,7 @@ import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 
-from infinite_tensor.engine.claims import is_nested
+from infinite_tensor.engine.claims import callers
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.exit import end_before_flush
@@ -395,7 +395,7 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
     with store_call():
         # A nested request does not wait for earlier requests, because an earlier request may wait for the calling f.
         # Still, no window is computed twice.
-        answer, is_own = (_beside(work), True) if is_nested() else _PLACES_OF_ALL.take(key, work)
+        answer, is_own = (_beside(work), True) if callers() else _PLACES_OF_ALL.take(key, work)
     while not await _ends(answer) or not is_own:
         with store_call():
             if not is_own and answer.done():

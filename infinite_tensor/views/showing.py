@@ -20,7 +20,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.group import TensorGroup
-from infinite_tensor.groups.members import shown_scale
+from infinite_tensor.groups.members import scale_text
 from infinite_tensor.support.given import checked_flag, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, note, panel, shown_id, table
@@ -145,7 +145,7 @@ def html_of_group(group: TensorGroup) -> str:
             show((key,) if isinstance(key, str) else key),
             _shape_told(tensor.shape, tensor.dims),
             dtype_name(tensor.dtype),
-            f"{group.dims(key)}{shown_scale(group.scale(key))}",
+            f"{group.dims(key)}{scale_text(group.scale(key))}",
             shown_id(tensor.tensor_id),
             tensor.tile_store,
         ]

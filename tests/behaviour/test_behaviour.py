@@ -99,6 +99,13 @@ def test_iter_regions_yields_what_a_list_gives_and_runs_full_batches(store: Tile
     assert all(torch.equal(a, b) for a, b in zip(itertools.chain(*chunks), t[regions], strict=True))
 
 
+def test_iter_regions_computes_at_the_end_what_fills_no_batch(store: TileStore) -> None:
+    f = Counted(Ramp())
+    t = built(f, (4, 4), store=store, batch_size=4)
+    chunks = list(t.iter_regions([sl[y : y + 4, 0:4] for y in range(0, 20, 4)]))
+    assert (f.batches, list(map(len, chunks))) == ([4, 1], [4, 1])
+
+
 def test_iter_regions_draws_no_further_than_it_must(store: TileStore) -> None:
     t = built(lambda ctx: torch.full((4, 4), float(ctx[0])), (4, 4), shape=(None, 4), store=store)
     drawn = itertools.count()

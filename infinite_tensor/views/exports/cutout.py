@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infinite_tensor.engine.assemble import open_views
 from infinite_tensor.engine.chain import keeping_little, node_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.loop import run_steps
-from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
 from infinite_tensor.filling.cutting import cut_into_bands
 from infinite_tensor.filling.mask import Target
@@ -239,7 +239,7 @@ def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions
     spec = node.spec
     with store_call(node.contents, CLAIMS):
         node.contents.flush_if_requested()
-        with Views(CLAIMS.reader(workers)) as views:
+        with open_views(workers) as views:
             settle(node, (boxes.starts[0].tolist(), boxes.stops[0].tolist()), views)
 
             def ready(number: int) -> None:
