@@ -22,6 +22,7 @@ import h5py
 import torch
 
 from infinite_tensor import InfiniteTensor, ValidationError
+from infinite_tensor.tilestore.store import contents_of
 
 BATCH = 64  # tiles
 
@@ -33,18 +34,17 @@ def take_over(path: str | os.PathLike[str], tensor: InfiniteTensor, old_id: str 
     # What it has in memory would hide what comes over.
     store.flush()
     tensor.clear_cache()
+    # What a store asks of its storage; see infinite_tensor.tilestore.backend.
+    stored = contents_of(store).registry.records[tensor.tensor_id].handle
     with h5py.File(path, "r") as file:
         group = file["tensors"][old_id or tensor.tensor_id]
         check_same(group["metadata"].attrs, tensor, tile)
         names = iter(group["tiles"])
         while some := {index_of(name, tensor): group["tiles"][name] for name in itertools.islice(names, BATCH)}:
-            # What authors of backends write moves whole tiles; see docs/backends.md.
-            there = store._has_tiles(tensor.tensor_id, list(some))  # noqa: SLF001
+            there = stored.find(list(some))
             missing = {index: some[index] for index, found in zip(some, there, strict=True) if not found}
             complete = {index: tiles for index, tiles in missing.items() if is_complete(index, tiles, tensor, tile)}
-            store._write_tiles(  # noqa: SLF001
-                tensor.tensor_id, {index: torch.from_numpy(tiles[()]) for index, tiles in complete.items()}
-            )
+            stored.write_tiles({index: torch.from_numpy(tiles[()]) for index, tiles in complete.items()})
             moved, left = moved + len(complete), left + len(missing) - len(complete)
     store.flush()
     return moved, left

@@ -16,6 +16,7 @@ from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.inventory import sources_first
+from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.messages import check_same
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
@@ -45,7 +46,8 @@ def open_tensor(
         raise ValidationError(f"f must be callable or None, got {quoted(f)}")
     checked_reduction(reduce)
     tensor_id = checked_id(tensor_id)
-    stored = _stored(store, tensor_id)
+    # The records keep what has been looked up, so that nothing is read twice.
+    stored, *kept = contents_of(store).open(tensor_id)
     definition = stored.definition
     if f is not None and definition.output is not None:
         raise ValidationError(
@@ -53,7 +55,7 @@ def open_tensor(
             "f with several outputs; to compute missing windows, create all outputs again with "
             "InfiniteTensor.from_multi"
         )
-    upstream = as_tensors(args) if args is not None else _open_args(store, tensor_id, stored)
+    upstream = as_tensors(args) if args is not None else _open_args(store, tensor_id, stored, kept)
     if args is not None:
         _check_given(store, tensor_id, definition, upstream)
     if f is not None and len(upstream) < len(definition.args):
@@ -64,10 +66,6 @@ def open_tensor(
         )
     found, where = resolved_blend(blend), checked_device(device)
     return _bind(store, tensor_id, stored, f, upstream, found, batch_size, where, reduce)
-
-
-def _stored(store: TileStore, tensor_id: str) -> StoredTensor:
-    return StoredTensor.of(store, tensor_id, store.tensor_definition(tensor_id))
 
 
 def _check_given(store: TileStore, tensor_id: str, definition: Definition, args: tuple[InfiniteTensor, ...]) -> None:
@@ -81,14 +79,16 @@ def _check_given(store: TileStore, tensor_id: str, definition: Definition, args:
     check_same(tensor_id, definition, replace(definition, args=arg_definitions(args, windows, paddings)), store)
 
 
-def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[InfiniteTensor, ...]:
+def _open_args(
+    store: TileStore, tensor_id: str, stored: StoredTensor, kept: list[Record]
+) -> tuple[InfiniteTensor, ...]:
     """Open the args of a tensor, and all tensors upstream.
 
     Return an empty tuple if the store lacks an arg. A loop is used, because recursion would fail on long chains.
     """
     opened: dict[str, InfiniteTensor] = {}
     found = {tensor_id: stored}
-    held = {tensor_id: _held_args(store, found, tensor_id)}
+    held = {tensor_id: _held_args(store, found, kept, tensor_id)}
     path = [(tensor_id, iter(held[tensor_id]))]
     while True:
         name, rest = path[-1]
@@ -96,7 +96,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
         if waiting is not None:
             if waiting in held:
                 raise StoreError(f"{store}: by the stored definitions, tensor {waiting!r} is computed from itself")
-            held[waiting] = _held_args(store, found, waiting)
+            held[waiting] = _held_args(store, found, kept, waiting)
             path.append((waiting, iter(held[waiting])))
             continue
         args = tuple(opened[key] for key in held[name])
@@ -108,16 +108,17 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
         opened[name] = _bind(store, name, found[name], None, args, None, None, torch.device("cpu"), None)
 
 
-def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
+def _held_args(store: TileStore, found: dict[str, StoredTensor], kept: list[Record], name: str) -> list[str]:
     """Return the ids of the args of tensor `name`, except deleted or replaced args."""
     held = []
     for arg in found[name].definition.args:
         key = arg.tensor_id
         if key is not None and key not in found:
             try:
-                found[key] = _stored(store, key)
+                found[key], record = contents_of(store).open(key)
             except StoreError:
                 continue
+            kept.append(record)
         if key is not None and found[key].definition.digest == arg.digest:
             held.append(key)
     return held
@@ -134,7 +135,7 @@ def _bind(
     device: torch.device,
     reduce: Reduction | None,
 ) -> InfiniteTensor:
-    spec, definition = stored.spec(tensor_id), stored.definition
+    spec, definition = stored.spec, stored.definition
     if f is None and len(args) == 1:
         f = Coarsening.of_version(definition.version, args[0].shape, definition.dtype)
     used = spec.blend if blend is None else blend
@@ -148,7 +149,8 @@ def _bind(
             )
     if reduce is not None:
         check_same(tensor_id, definition, replace(definition, reduction=reduction_to_json(reduce)), store)
-    check_on_device(replace(spec, device=device, blend=used, reduction=reduction))
+    if (device, used, reduction) != (spec.device, spec.blend, spec.reduction):
+        check_on_device(replace(spec, device=device, blend=used, reduction=reduction))
     if args:
         checked_windows(args, [arg.window for arg in definition.args])
         check_args(tensor_id, spec.grid, args, definition.args)

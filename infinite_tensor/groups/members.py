@@ -437,8 +437,6 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
                 f"{store}: group {group_id!r} has format {version}, this version reads up to {FORMAT}; open it "
                 "with a later version of this library"
             )
-        if stored.get("group_id") != group_id:
-            raise ValidationError(f"the definition belongs to group {stored.get('group_id')!r:.200}")
         if not isinstance(members, list) or not members:
             raise ValidationError(f"the members are {members!r:.200}")
         parts = [StoredMember.from_json(member) for member in members]

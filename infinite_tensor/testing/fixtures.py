@@ -13,8 +13,9 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
-from infinite_tensor.tilestore.backend import offers
+from infinite_tensor.tilestore.backend import Backend, TensorHandle
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
+from infinite_tensor.tilestore.store import TileStore, contents_of
 from infinite_tensor.values.dtypes import DTYPES, dtype_name
 
 TILE = 5
@@ -81,6 +82,22 @@ def tensor_on(store: PersistentTileStore | MemoryTileStore, f: Ramp, name: str =
 def reader_of(store: PersistentTileStore | MemoryTileStore, f: Ramp, tensor: InfiniteTensor) -> InfiniteTensor:
     """Create a tensor with `tensor` as an arg."""
     return tensor_on(store, f, "top", args=[tensor], args_windows=[WINDOW])
+
+
+def backend_of(store: TileStore) -> Backend:
+    """Return the backend of a store."""
+    return contents_of(store).storage.backend
+
+
+def definition_of(store: TileStore, name: str) -> dict[str, Any] | None:
+    """Return the stored definition of a tensor, or None."""
+    stored = contents_of(store).storage.documents.tensor(name)
+    return None if stored is None else dict(stored.fields)
+
+
+def handle_of(store: TileStore, name: str) -> TensorHandle:
+    """Return the handle of a tensor that is in use."""
+    return contents_of(store).registry.records[name].handle
 
 
 def declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = torch.float32) -> None:
@@ -171,20 +188,20 @@ class BackendTests:
         self, location: Any, tiles: Tiles, partials: Partials | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
         with self._open(location, "t", dtype=dtype) as store:
-            store._write_tiles("t", tiles)
-            store._write_partials("t", partials or {})
+            handle_of(store, "t").write_tiles(tiles)
+            handle_of(store, "t").write_partials(partials or {})
 
     def _tiles(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
         with self._open(location, "t", dtype=dtype) as store:
-            return list(store._read_tiles("t", tiles))
+            return list(handle_of(store, "t").read_tiles(tiles))
 
     def _partials(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
         with self._open(location, "t", dtype=dtype) as store:
-            return list(store._read_partials("t", tiles))
+            return list(handle_of(store, "t").read_partials(tiles))
 
     def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
         store = self._open(location, *declared)
-        if not offers(store, method):
+        if method in backend_of(store).lacks:
             store.close()
             pytest.skip(f"this backend has no {method}")
         return store

@@ -17,9 +17,19 @@ from zarr.storage import MemoryStore
 from infinite_tensor.errors import DamagedDataWarning, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import sl
-from infinite_tensor.testing.fixtures import TILE, BackendTests, Ramp, declare, each_dtype, pixels, same_bits, tensor_on
+from infinite_tensor.testing.fixtures import (
+    TILE,
+    BackendTests,
+    Ramp,
+    backend_of,
+    declare,
+    each_dtype,
+    handle_of,
+    pixels,
+    same_bits,
+    tensor_on,
+)
 from infinite_tensor.tilestore import MemoryTileStore
-from infinite_tensor.tilestore.backend import offers
 from infinite_tensor.tilestore.persistent import PartialTile
 from infinite_tensor_stores import ZarrTileStore
 
@@ -47,8 +57,8 @@ class TileTests(BackendTests):
         self._write(location, tiles)
         asked = [(i, -i if i % 3 else 1) for i in reversed(range(150))]
         with self._open(location, "t") as store:
-            found = store._read_tiles("t", asked)
-            assert store._read_tiles("t", []) == []
+            found = handle_of(store, "t").read_tiles(asked)
+            assert handle_of(store, "t").read_tiles([]) == []
         assert all(same_bits(tile, tiles.get(index)) for tile, index in zip(found, asked, strict=True))
 
     def test_a_tile_of_nothing_but_fill_values_is_there(self, location: Any) -> None:
@@ -65,8 +75,8 @@ class TileTests(BackendTests):
         """
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t") as store:
-            store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE), (0, 1): tile})
-            store._write_tiles("t", {(0, 0): tile})
+            handle_of(store, "t").write_tiles({(0, 0): torch.zeros(TILE, TILE), (0, 1): tile})
+            handle_of(store, "t").write_tiles({(0, 0): tile})
         assert all(same_bits(found, tile) for found in self._tiles(location, [(0, 0), (0, 1)]))
 
     def test_tiles_and_partial_tiles_reach_to_the_limits_of_the_coordinates(self, location: Any) -> None:
@@ -87,12 +97,12 @@ class TileTests(BackendTests):
         """Tiles with the same index in two tensors are independent."""
         ones = torch.ones(TILE, TILE)
         with self._open(location, "a", "b") as store:
-            store._write_tiles("a", {(0, 0): ones})
-            store._write_partials("b", {(0, 0): PartialTile(ones, 1)})
+            handle_of(store, "a").write_tiles({(0, 0): ones})
+            handle_of(store, "b").write_partials({(0, 0): PartialTile(ones, 1)})
         with self._open(location, "a", "b") as store:
-            assert store._read_tiles("b", [(0, 0)]) == [None]
-            assert store._read_partials("a", [(0, 0)]) == [None]
-            assert same_bits(store._read_tiles("a", [(0, 0)])[0], ones)
+            assert handle_of(store, "b").read_tiles([(0, 0)]) == [None]
+            assert handle_of(store, "a").read_partials([(0, 0)]) == [None]
+            assert same_bits(handle_of(store, "a").read_tiles([(0, 0)])[0], ones)
 
     def test_deleted_tiles_are_gone_and_can_come_back(self, location: Any) -> None:
         """Deleted tiles are missing, and can be stored again.
@@ -101,17 +111,19 @@ class TileTests(BackendTests):
         """
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store:
-            store._write_tiles("t", {(0, 0): ones, (-1, 7): ones, (1, 1): ones})
+            handle_of(store, "t").write_tiles({(0, 0): ones, (-1, 7): ones, (1, 1): ones})
             for length in (1, 2, 3):
-                store._write_partials("t", {(0, 5): PartialTile(ones, length), (1, 5): PartialTile(ones, length)})
+                handle_of(store, "t").write_partials(
+                    {(0, 5): PartialTile(ones, length), (1, 5): PartialTile(ones, length)}
+                )
         with self._open(location, "t") as store:
-            store._delete_tiles("t", [(0, 0), (-1, 7), (0, 5), (9, 9)])
-            store._delete_tiles("t", [])
+            handle_of(store, "t").delete_tiles([(0, 0), (-1, 7), (0, 5), (9, 9)])
+            handle_of(store, "t").delete_tiles([])
         with self._open(location, "t") as store:
-            tiles = store._read_tiles("t", [(0, 0), (-1, 7), (1, 1)])
-            partials = store._read_partials("t", [(0, 5), (1, 5)])
-            store._write_tiles("t", {(0, 0): 2 * ones})
-            store._write_partials("t", {(0, 5): PartialTile(ones, 1)})
+            tiles = handle_of(store, "t").read_tiles([(0, 0), (-1, 7), (1, 1)])
+            partials = handle_of(store, "t").read_partials([(0, 5), (1, 5)])
+            handle_of(store, "t").write_tiles({(0, 0): 2 * ones})
+            handle_of(store, "t").write_partials({(0, 5): PartialTile(ones, 1)})
         assert tiles[:2] == [None, None]
         assert same_bits(tiles[2], ones)
         assert [None if part is None else part.prefix_length for part in partials] == [None, 3]
@@ -127,11 +139,23 @@ class TileTests(BackendTests):
         """
         ones = torch.ones(TILE, TILE)
         with self._open_with("_generation", location, "t", "other") as store, self._open(location, "t") as second:
-            store._write_tiles("t", {(0, 0): ones, (0, 1): ones})
-            found = [(store._generation("t"), second._generation("t"), store._generation("other"))]
+            handle_of(store, "t").write_tiles({(0, 0): ones, (0, 1): ones})
+            found = [
+                (
+                    handle_of(store, "t").generation(),
+                    handle_of(second, "t").generation(),
+                    handle_of(store, "other").generation(),
+                )
+            ]
             for tile in (0, 0), (0, 1):
-                store._delete_tiles("t", [tile])
-                found.append((store._generation("t"), second._generation("t"), store._generation("other")))
+                handle_of(store, "t").delete_tiles([tile])
+                found.append(
+                    (
+                        handle_of(store, "t").generation(),
+                        handle_of(second, "t").generation(),
+                        handle_of(store, "other").generation(),
+                    )
+                )
         mine, seen, others = map(list, zip(*found, strict=True))
         assert mine == seen
         assert len(set(mine)) == 3
@@ -163,8 +187,8 @@ class PartialTileTests(BackendTests):
         a, b, c = (pixels(torch.float32, 2, 2, seed=n) for n in range(3))
         short, long = (pixels(torch.float32, TILE, TILE, seed=n) for n in range(2))
         with self._open(location, "t") as store:
-            store._write_partials("t", {(0, 0): PartialTile(pieces={(0, 5): a})})
-            store._write_partials("t", {(0, 0): PartialTile(long, 3, {(0, 6): b})})
+            handle_of(store, "t").write_partials({(0, 0): PartialTile(pieces={(0, 5): a})})
+            handle_of(store, "t").write_partials({(0, 0): PartialTile(long, 3, {(0, 6): b})})
         # The second store object has read nothing yet, so it must find out by itself what is already stored.
         self._write(location, {}, {(0, 0): PartialTile(short, 1, {(0, 7): c}), (9, 9): PartialTile(short, 1)})
         (found,) = self._partials(location, [(0, 0)])
@@ -189,11 +213,13 @@ class PartialTileTests(BackendTests):
         ones = torch.ones(TILE, TILE)
         with self._open(location, "t") as store:
             for length in (1, 2, 3):
-                store._write_partials("t", {(0, 0): PartialTile(ones, length), (1, 10): PartialTile(ones, length)})
-            store._write_partials("t", {(0, 0): None, (1, 1): None})
+                handle_of(store, "t").write_partials(
+                    {(0, 0): PartialTile(ones, length), (1, 10): PartialTile(ones, length)}
+                )
+            handle_of(store, "t").write_partials({(0, 0): None, (1, 1): None})
         with self._open(location, "t") as store:
-            gone, kept = store._read_partials("t", [(0, 0), (1, 10)])
-            store._write_partials("t", {(0, 0): PartialTile(pieces={(4, 4): ones})})
+            gone, kept = handle_of(store, "t").read_partials([(0, 0), (1, 10)])
+            handle_of(store, "t").write_partials({(0, 0): PartialTile(pieces={(4, 4): ones})})
         assert gone is None
         assert kept is not None
         assert kept.prefix_length == 3
@@ -210,13 +236,13 @@ class PartialTileTests(BackendTests):
         self._needs_two_stores()
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store, self._open(location, "t") as other:
-            store._write_partials("t", {(0, 0): PartialTile(ones, 1)})
-            other._read_partials("t", [(0, 0)])
+            handle_of(store, "t").write_partials({(0, 0): PartialTile(ones, 1)})
+            handle_of(other, "t").read_partials([(0, 0)])
             for length in (2, 3):
-                other._write_partials("t", {(0, 0): PartialTile(ones, length)})
-            store._delete_tiles("t", [(0, 0)])
-            assert store._read_partials("t", [(0, 0)]) == [None]
-            store._write_partials("t", {(0, 0): PartialTile(2 * ones, 1)})
+                handle_of(other, "t").write_partials({(0, 0): PartialTile(ones, length)})
+            handle_of(store, "t").delete_tiles([(0, 0)])
+            assert handle_of(store, "t").read_partials([(0, 0)]) == [None]
+            handle_of(store, "t").write_partials({(0, 0): PartialTile(2 * ones, 1)})
         (found,) = self._partials(location, [(0, 0)])
         assert found is not None
         assert found.prefix_length == 1
@@ -234,12 +260,12 @@ class PartialTileTests(BackendTests):
             with self._open(location, "t") as store:
                 together.wait(60)
                 for column in range(count):
-                    store._write_partials("t", {(0, 0): PartialTile(pieces={(row, column): piece})})
+                    handle_of(store, "t").write_partials({(0, 0): PartialTile(pieces={(row, column): piece})})
 
         with self._open(location, "t") as store:
             with ThreadPoolExecutor(2) as threads:
                 list(threads.map(add, range(2)))
-            (found,) = store._read_partials("t", [(0, 0)])
+            (found,) = handle_of(store, "t").read_partials([(0, 0)])
         assert found is not None
         assert found.pieces.keys() == {(row, column) for row in range(2) for column in range(count)}
 
@@ -307,7 +333,7 @@ class CopyTests(BackendTests):
             (copied,) = store.copy("t", beside, region=_REGION, progress=False).tensors
         assert (copied.tiles, copied.damaged) == (2, 1)
         declare(beside)
-        found = beside._read_tiles("t", list(tiles))
+        found = handle_of(beside, "t").read_tiles(list(tiles))
         assert [tile is None for tile in found] == [False, True, False]
 
     def test_a_backend_that_cannot_list_tiles_asks_for_a_region(self, location: Any, beside: ZarrTileStore) -> None:
@@ -317,8 +343,8 @@ class CopyTests(BackendTests):
         """
         far: Index = (2**50 // TILE, -(2**50) // TILE)
         with self._open(location, "t") as store:
-            store._write_tiles("t", {far: torch.ones(TILE, TILE), (0, 0): torch.ones(TILE, TILE)})
-            if offers(store, "_find_tiles"):
+            handle_of(store, "t").write_tiles({far: torch.ones(TILE, TILE), (0, 0): torch.ones(TILE, TILE)})
+            if "_find_tiles" not in backend_of(store).lacks:
                 assert store.copy("t", beside, progress=False).tiles == 2
             else:
                 with pytest.raises(ValidationError, match="region="):
@@ -331,14 +357,14 @@ class CopyTests(BackendTests):
         """
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t", "u") as store:
-            store._write_tiles("t", {(0, 0): tile})
-            if store._encoding("t") is None:
+            handle_of(store, "t").write_tiles({(0, 0): tile})
+            if handle_of(store, "t").encoding is None:
                 pytest.skip("this backend has no encoded tiles")
-            assert store._encoding("t") == store._encoding("u")
-            encoded, absent = store._read_encoded("t", [(0, 0), (0, 1)])
+            assert handle_of(store, "t").encoding == handle_of(store, "u").encoding
+            encoded, absent = handle_of(store, "t").read_encoded([(0, 0), (0, 1)])
             assert absent is None
             assert encoded is not None
-            store._write_encoded("u", {(4, 5): encoded})
-            assert store._read_encoded("u", [(4, 5)]) == [encoded]
+            handle_of(store, "u").write_encoded({(4, 5): encoded})
+            assert handle_of(store, "u").read_encoded([(4, 5)]) == [encoded]
         with self._open(location, "u") as store:
-            assert same_bits(store._read_tiles("u", [(4, 5)])[0], tile)
+            assert same_bits(handle_of(store, "u").read_tiles([(4, 5)])[0], tile)

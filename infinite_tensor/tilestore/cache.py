@@ -18,13 +18,15 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
+from infinite_tensor.support.exit import flush_at_exit
+from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import wait_for
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.registry import Registry
 from infinite_tensor.tilestore.storage import Entry, Key, Storage
-from infinite_tensor.tilestore.writer import Write, Writer
+from infinite_tensor.tilestore.writer import Writer
 
 _FEW_TENSORS = 64
 """The number of unused tensors with tiles kept in memory, in case the tensors are used again."""
@@ -78,9 +80,15 @@ class TileCache:
         self.in_memory = in_memory
         self._writer: Writer[Key, TileInProgress] = Writer()
         self._many_tensors = 2 * _FEW_TENSORS
-        self.renew()
+        self._renew_after_fork()
+        self._register()
 
-    def renew(self) -> None:
+    def _register(self) -> None:
+        renew_in_children(self)
+        if self._stores:
+            flush_at_exit(self)
+
+    def _renew_after_fork(self) -> None:
         """Keep only complete tiles, in a forked child.
 
         The parent stores the waiting tiles. Tiles in progress are dropped, because the fork may have come in the middle
@@ -157,6 +165,15 @@ class TileCache:
         with self.lock:
             entries = {tile: entry for (owner, tile), entry in self.entries.items() if owner is record}
         return {t: entry for t, entry in entries.items() if not (isinstance(entry, TileInProgress) and entry.empty)}
+
+    def record(self, tensor_id: str) -> Record | None:
+        """Return the record of a tensor in use."""
+        return self._registry.records.get(tensor_id)
+
+    def look(self, record: Record | None, tiles: Sequence[Index]) -> list[Entry | None]:
+        """Return the entries of tiles in memory, which does not count as a use."""
+        with self.lock:
+            return [None if record is None else self.entries.look((record, tile)) for tile in tiles]
 
     def pending(self, record: Record) -> int:
         """Count the tiles in memory with unstored windows, for one tensor."""
@@ -304,19 +321,14 @@ class TileCache:
         StoreError
             If the tiles that could not be stored take too much memory, and storing them fails again.
         """
+        if self._writer.is_empty:
+            return
         if self._writer.stuck():
-            self._writer.retry(self._write())
+            self._writer.retry(partial(self._storage.store, self))
             self._writer.drain()
             if self._writer.stuck():
                 raise self._writer.failure() or StoreError(f"{self._storage} has too many tiles that cannot be stored")
         self._writer.throttle()
-
-    def bind_again(self) -> None:
-        """Call `Backend._bind_again` for all tensors with tiles in memory."""
-        with self.lock:
-            records = {record for record, _ in (*self.entries, *self._writer.jobs()) if record.current}
-        for record in records:
-            self._storage.backend._bind_again(record.spec.tensor_id, record.bound)
 
     def submit_partials(self) -> None:
         """Queue all tiles in progress with unstored windows for storing."""
@@ -331,7 +343,7 @@ class TileCache:
 
         Failed writes are tried again. Raise StoreError if a tile cannot be stored.
         """
-        self._writer.retry(self._write())
+        self._writer.retry(partial(self._storage.store, self))
         self.submit_partials()
         self._writer.drain()
         # Look at the unstored jobs, because another thread may have received the error in the meantime.
@@ -339,6 +351,19 @@ class TileCache:
         if failure is not None:
             self._writer.failure()
             raise failure
+
+    def store_rest(self) -> None:
+        """Store all tiles with unstored windows in the background, because the store was dropped.
+
+        No I/O here: the thread of the writer does it, and keeps this object alive until then.
+        """
+        self.submit_partials()
+        # The garbage collector may have cleared weak references to this object.
+        self._register()
+
+    def _flush_at_exit(self) -> None:
+        self.flush()
+        self._storage.flush()
 
     def failure(self) -> StoreError | None:
         """Return the error of background writes since the last call, or None."""
@@ -465,29 +490,25 @@ class TileCache:
         return entry
 
     def _enter(self, record: Record, tiles: Mapping[Index, Entry]) -> dict[Index, Entry]:
-        complete = {
-            (record, tile): entry
-            for tile, entry in tiles.items()
-            if isinstance(entry, TileInProgress) and entry.pixels is not None
-        }
+        complete: dict[Key, TileInProgress] = {}
+        entries = dict(tiles)
+        for tile, entry in tiles.items():
+            if isinstance(entry, TileInProgress) and (pixels := entry.pixels) is not None:
+                complete[record, tile], entries[tile] = entry, pixels
         # Submit first: a complete tile in the cache counts as stored.
         self._submit(complete)
-        entries = dict(tiles) | {
-            tile: pixels for (_, tile), job in complete.items() if (pixels := job.pixels) is not None
-        }
         for tile, entry in entries.items():
             if self._stores and self._dirty_since is None and isinstance(entry, TileInProgress) and entry.dirty:
                 self._dirty_since = time.monotonic()
             self.entries.put((record, tile), entry, entry.nbytes)
         return entries
 
-    def _write(self) -> Write[Key, TileInProgress]:
-        return partial(self._storage.store, self._storage.backend, self.lock)
-
     def _submit(self, jobs: Mapping[Key, TileInProgress]) -> None:
-        stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])} if self._stores else {}
+        if not self._stores or not jobs:
+            return
+        stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])}
         if stored:
-            self._writer.submit(stored, self._write())
+            self._writer.submit(stored, partial(self._storage.store, self))
 
     def _release(self, key: Key, entry: Entry) -> bool:
         if isinstance(entry, TileInProgress):

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -23,14 +24,15 @@ from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.backend import offers
 from infinite_tensor.tilestore.cache import TileCache
+from infinite_tensor.tilestore.documents import GROUP, TENSOR, name_of
 from infinite_tensor.tilestore.inventory import Damage, Garbage, Inventory, Known, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import Record, TileLayout
-from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions
+from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions, lacking
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.registry import Registry
 from infinite_tensor.tilestore.storage import Storage
+from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import same
 from infinite_tensor.values.spec import TensorSpec
 
@@ -90,7 +92,6 @@ class Contents:
 
     def _renew_after_fork(self) -> None:
         self.lock = threading.RLock()
-        self.tiles.renew()
 
     def check_open(self) -> None:
         """Raise StoreError if the store has been closed."""
@@ -123,11 +124,11 @@ class Contents:
     def __repr__(self) -> str:
         return repr(self.storage)
 
-    def resumed(self) -> None:
-        """Mark the store as open again.
-
-        The next `close` then releases files again.
-        """
+    def resume(self) -> None:
+        """Open a closed store again, and release files at the next `close`."""
+        # An interrupted `close` may not have released memory and files.
+        self.close(discard=True)
+        self.storage.backend.resume()
         self.closed = False
         self._released = False
 
@@ -168,7 +169,7 @@ class Contents:
 
     @store_method
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Limit the growth of the cache of tiles; see `Contents.lend`."""
+        """Limit the growth of the cache of tiles."""
         with self.tiles.lock:
             self.tiles.entries.lend(held, room)
 
@@ -197,7 +198,7 @@ class Contents:
         held = self.tiles.held(record, low, high)
         complete, partial = set[Index](), set[Index]()
         if not self.tiles.in_memory:
-            complete, partial = self.storage.find(spec.tensor_id, low, high)
+            complete, partial = self.storage.find_in(record, low, high)
         known: dict[Index, Known] = {}
         for tile, entry in held.items():
             if not isinstance(entry, TileInProgress):
@@ -211,10 +212,11 @@ class Contents:
 
     @store_method
     def stored_tiles(self, spec: TensorSpec) -> set[Index]:
-        """Flush, then list the tiles of a tensor; see `Contents.stored_tiles`."""
+        """Flush, then list the tiles of a tensor."""
         self.flush()
-        layout = self.layout(spec)
-        complete, partial = self.storage.find(spec.tensor_id, *layout.box(*layout.pixels))
+        with self.lock:
+            record = self.registry.look_up(spec)
+        complete, partial = self.storage.find_in(record, *record.layout.box(*record.layout.pixels))
         return complete | partial
 
     @store_method
@@ -227,7 +229,7 @@ class Contents:
         # If tiles are missing, usually the first is. So ask for the first alone.
         while some := list(itertools.islice(tiles, most)):
             most = _TILES_AT_ONCE
-            if len(self.storage.those_there(spec.tensor_id, some)) < len(some):
+            if len(self.storage.find(record, some)) < len(some):
                 return False
         return True
 
@@ -241,17 +243,16 @@ class Contents:
             return False
         return self.tiles.read(record, start, as_array(out))
 
-    def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
+    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize | None:
         """Count the complete tiles in storage, and the tiles with unstored windows.
 
         Return None if the backend cannot count quickly.
         """
         self.check_open()
-        with self.storage.asked("describe", tensor_id) as backend:
-            stored = backend._stored_size(tensor_id, definition, most)
-        record = self.registry.records.get(tensor_id)
-        pending = 0 if record is None else self.tiles.pending(record)
-        return None if stored is None else replace(stored, pending=pending)
+        what = f"tensor {stored.tensor_id!r}"
+        size = self.storage.backend.ask(self.storage.backend.stored_size, stored, most, to="describe", what=what)
+        record = self.registry.records.get(stored.tensor_id)
+        return None if size is None else replace(size, pending=0 if record is None else self.tiles.pending(record))
 
     def tile_in_memory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> torch.Tensor | None:
         """Return the pixels ``[start, stop)`` as a complete tile in memory.
@@ -305,17 +306,16 @@ class Contents:
 
         On remote storage, only tensors registered through this store object are included.
         """
-        if self.storage.backend._is_near:
+        if self.storage.backend.is_near:
             return self.specs_downstream()
         return [record.spec for record in self.registry.known()]
 
     def check_droppable(self, tensor_id: str) -> None:
-        """Check that tiles can be deleted; see `Contents.check_droppable`."""
+        """Check that tiles can be deleted."""
         self.check_open()
         self.check_writable(f"drop stored pixels of tensor {tensor_id!r}")
-        backend = self.storage.backend
-        if not offers(backend, "_delete_tiles"):
-            backend._delete_tiles(tensor_id, [])
+        if "_delete_tiles" in self.storage.backend.lacks:
+            raise lacking(self.storage, "_delete_tiles")
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> int:
         """Flush, then delete every tile touched by the windows."""
@@ -331,14 +331,7 @@ class Contents:
         with self.tiles.lock:
             self.registry.replace(record, new, spec)
         held = self.tiles.hand_over(record, new, tiles)
-        with self.storage.asked("drop", spec.tensor_id) as backend, self.storage.writing:
-            complete, partial = backend._find_tiles(spec.tensor_id, *tiles.hull)
-            found = tiles.held(list(complete | partial))
-            # If there are few tiles, delete all of them: the backend does not find log parts behind a gap.
-            few = tiles.most_points <= _TILES_AT_ONCE
-            backend._delete_tiles(spec.tensor_id, list(tiles.points()) if few else found)
-            backend._flush_backend()
-        return len(held.union(found))
+        return len(held.union(self.storage.drop(record, tiles)))
 
     def forget(self, spec: TensorSpec) -> None:
         """Drop all tiles of a tensor from memory, because another process has dropped some.
@@ -356,18 +349,18 @@ class Contents:
         Also delete partial tiles older than `older_than` seconds, unless `older_than` is None.
         """
         self.flush()
-        with self.storage.asked("clean") as backend:
-            collected = backend._collect_garbage()
-            if older_than is not None:
-                with self.storage.writing:
-                    collected += backend._drop_partials(older_than)
-                # Drop partial tiles in memory too. Reads then look in storage again.
-                for record in self.registry.known():
-                    self.tiles.drop_stored(record.spec.tensor_id, in_progress=True)
+        backend, ask = self.storage.backend, partial(self.storage.backend.ask, to="clean")
+        collected = ask(backend.collect_garbage)
+        if older_than is not None:
+            with self.storage.writing:
+                collected += ask(backend.drop_partials, older_than)
+            # Drop partial tiles in memory too. Reads then look in storage again.
+            for record in self.registry.known():
+                self.tiles.drop_stored(record.spec.tensor_id, in_progress=True)
         return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
-        """Return two strings for the state of the stored pixels; see `Contents.generation`.
+        """Return two strings for the state of the stored pixels.
 
         The first string, the incarnation, changes when the tensor is recreated. The second string, the generation,
         changes when tiles are dropped. Return None if the tensor is not stored, if the backend keeps no
@@ -375,10 +368,11 @@ class Contents:
         """
         if self.closed:
             return None
-        with self.storage.asked("read", spec.tensor_id) as backend:
-            stored = backend._read_definition(spec.tensor_id)
-            drops = None if stored is None else backend._generation(spec.tensor_id)
-        return None if stored is None or drops is None else (stored.get("incarnation", ""), drops)
+        stored, record = self.storage.documents.tensor(spec.tensor_id), self.registry.records.get(spec.tensor_id)
+        if stored is None or record is None:
+            return None
+        drops = self.storage.backend.ask(record.handle.generation, to="read", what=f"tensor {spec.tensor_id!r}")
+        return None if drops is None else (stored.incarnation, drops)
 
     def paused(self) -> AbstractContextManager[object]:
         """Return a context manager to keep other threads from beginning a read."""
@@ -393,27 +387,37 @@ class Contents:
 
         The stored definition may be damaged.
         """
-        return tensor_id in self.registry.records or self.storage.holds(tensor_id)
+        return tensor_id in self.registry.records or self.storage.documents.holds(tensor_id)
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
         """Return up to `most` ids of stored tensors, and an upper bound for the number of further ids."""
-        return self.storage.some_ids(most)
+        return self.storage.documents.some_ids(TENSOR, most)
 
-    def definition_of(self, tensor_id: str) -> dict[str, Any]:
+    def stored(self, tensor_id: str) -> StoredTensor:
         """Return the stored definition of a tensor."""
-        return self.registry.definition_of(tensor_id)
+        self.check_open()
+        return self.registry.stored(tensor_id)
+
+    @store_query
+    def open(self, tensor_id: str) -> tuple[StoredTensor, Record]:
+        """Return the stored definition of a tensor, and its record; see `Registry.open`."""
+        with self.lock:
+            self.check_open()
+            return self.registry.open(tensor_id)
 
     def info_of(self, tensor_id: str) -> TensorInfo:
         """Flush, then describe a tensor and its stored data."""
         self.flush()
-        definition = self.registry.definition_of(tensor_id)
-        with self.storage.asked("describe", tensor_id) as backend:
-            if backend._read_definition(tensor_id) is not None:
-                return backend._describe_tensor(tensor_id, definition)
+        stored = self.storage.documents.tensor(tensor_id)
+        if stored is not None:
+            backend = self.storage.backend
+            return backend.ask(backend.describe, stored, to="describe", what=f"tensor {tensor_id!r}")
+        stored = self.registry.stored(tensor_id)
         held = self.tiles.of(self.registry.records.get(tensor_id)).values()
         partial = [tile for tile in held if isinstance(tile, TileInProgress)]
         nbytes = sum(tile.nbytes for tile in held)
-        return TensorInfo(tensor_id, definition, len(held) - len(partial), len(partial), nbytes, "memory")
+        fields = dict(stored.fields)
+        return TensorInfo(tensor_id, fields, len(held) - len(partial), len(partial), nbytes, "memory")
 
     def digest_of(self, tensor_id: str) -> str | None:
         """Return the digest of a tensor's definition, or None if unknown."""
@@ -426,8 +430,7 @@ class Contents:
             self.registry.tile_sizes.pop(tensor_id, None)
             if record is not None:
                 self.tiles.forget(record)
-            with self.storage.asked("delete", tensor_id) as backend, self.storage.writing:
-                backend._delete_tensor(tensor_id)
+            self.storage.delete(name_of(tensor_id), f"tensor {tensor_id!r}")
 
     def check_current(self, record: Record) -> None:
         """Check that the store is open and `record` is current.
@@ -454,7 +457,7 @@ class Contents:
         Raise the errors of `check_current`. Also raise StoreError if another process has cleared the tensor.
         """
         self.check_current(record)
-        # A backend raises the error even if it is asked for no tiles.
+        # A handle raises the error even if it is asked for no tiles.
         self.storage.read_partials(record, [])
 
     def clear_cache(self, tensor_id: str) -> None:
@@ -468,11 +471,13 @@ class Contents:
         If `repair` is True, delete the damaged data.
         """
         self.flush()
-        with self.storage.asked("verify", tensor_id) as backend:
-            found = backend._verify_tensor(tensor_id, repair=repair)
-        if repair and found:
+        found = self.storage.documents.verify(tensor_id, repair=repair)
+        if found is None:
+            # Raises StoreError, unless a read-only store has registered an unstored tensor.
+            self.registry.stored(tensor_id)
+        elif repair and found:
             self.tiles.drop_stored(tensor_id)
-        return found
+        return found or []
 
     # Groups: small definitions with references to tensors, stored separately.
 
@@ -484,7 +489,7 @@ class Contents:
         """
         self.check_open()
         with self.lock:
-            return self.read_group(group_id)
+            return self.storage.documents.group(group_id)
 
     @store_method
     def store_group(self, group_id: str, definition: dict[str, Any]) -> dict[str, Any]:
@@ -492,36 +497,24 @@ class Contents:
         self.check_open()
         self.check_writable(f"save group {group_id!r}")
         with self.lock:
-            found = self.read_group(group_id)
+            found = self.storage.documents.group(group_id)
             if found is None:
-                self.write_group(group_id, definition)
+                self.storage.documents.create_group(group_id, definition)
                 # If another process was faster, its definition is used.
-                found = self.read_group(group_id)
+                found = self.storage.documents.group(group_id)
         if found is None:
             raise StoreError(f"{self}: group {group_id!r} was deleted right after it was created; try again")
         return found
 
-    def read_group(self, group_id: str) -> dict[str, Any] | None:
-        """Return the stored definition of a group, or None."""
-        with self.storage.asked("read", group_id=group_id) as backend:
-            return backend._read_group(group_id)
-
-    def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        """Create a group."""
-        with self.storage.asked("save", group_id=group_id) as backend:
-            backend._write_group(group_id, definition)
-            backend._flush_backend()
-
     def delete_group(self, group_id: str) -> None:
         """Delete a group."""
-        with self.storage.asked("delete", group_id=group_id) as backend:
-            backend._delete_group(group_id)
-            backend._flush_backend()
+        with self.lock:
+            self.storage.delete(name_of(group_id, GROUP), f"group {group_id!r}")
+            self.storage.flush()
 
     def group_ids(self) -> list[str]:
         """Return the ids of all groups."""
-        with self.storage.asked("list") as backend:
-            return backend._list_groups()
+        return self.storage.documents.ids(GROUP)
 
     def flush(self) -> None:
         """Store all finished windows.
@@ -552,7 +545,7 @@ class Contents:
                 self.tiles.drop_stored()
                 for record in self.registry.known():
                     self.registry.forget(record.spec.tensor_id)
-                self.storage.backend._close_backend()
+                self.storage.backend.close()
                 self._released = True
 
     def raise_failure(self) -> None:

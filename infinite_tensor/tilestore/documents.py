@@ -11,12 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from infinite_tensor.tilestore.layout import TileLayout, gathered_layout
-from infinite_tensor.tilestore.stored_definition import StoredTensor
-from infinite_tensor.values.definition import Definition
-from infinite_tensor.values.reduction import reduction_from_json
+from infinite_tensor.errors import ValidationError
 
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
+_ESCAPES = [chr(byte) if byte in _SAFE else f"={byte:02X}" for byte in range(256)]
 _LONGEST = 120
 _KEPT = 48
 """The number of characters before the hash in a long name."""
@@ -61,7 +59,10 @@ def may_begin(name: str, prefix: str) -> bool:
 
 
 def _escaped(given: str) -> str:
-    return "".join(chr(byte) if byte in _SAFE else f"={byte:02X}" for byte in given.encode())
+    try:
+        return "".join(map(_ESCAPES.__getitem__, given.encode()))
+    except UnicodeEncodeError as error:
+        raise ValidationError(f"an id must be text, got {given!r:.200}") from error
 
 
 def kind_of(name: str) -> str:
@@ -126,53 +127,3 @@ def _digest(definition: Mapping[str, Any]) -> str:
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-_INCARNATION = re.compile(r"[0-9a-f]{16}")
-
-
-def checked(found: object, name: str) -> dict[str, Any]:
-    """Check a stored definition, and return the definition.
-
-    The definition must be `intact`, and valid for a tensor or group.
-
-    Raises
-    ------
-    ValueError
-        If the definition is damaged, or is not a definition at all.
-    StoreError
-        If the definition is intact, but has the format of a later version.
-    """
-    definition = intact(found, name)
-    if kind_of(name) == TENSOR:
-        layout_of(definition)
-        incarnation = definition.get("incarnation")
-        if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
-            raise ValueError(f"the incarnation is {incarnation!r:.200}, not 16 hexadecimal digits")
-    return definition
-
-
-def layout_of(definition: Mapping[str, Any]) -> tuple[Definition, TileLayout]:
-    """Return the tensor and the tile layout in a stored definition.
-
-    Raise ValueError if the tile size is missing. Also raise the errors of `StoredTensor.from_json`.
-    """
-    stored = StoredTensor.from_json(definition)
-    if stored.tile_size is None:
-        raise ValueError("tile_size is missing")
-    tensor = stored.definition
-    return tensor, TileLayout(tensor.shape, stored.tile_size, tensor.dtype)
-
-
-_ENTRY_BYTES = 2**12
-
-
-def largest_part(tensor: Definition, layout: TileLayout) -> int:
-    """Return an upper bound for the bytes of a part in the log of a tile."""
-    if tensor.reduction is not None:
-        layout = gathered_layout(reduction_from_json(tensor.reduction), layout)
-    window, windows, piece = tensor.gathered.output_window, 1, layout.dtype.itemsize
-    for size, stride, tile in zip(window.size, window.stride, layout.tile_shape, strict=True):
-        windows *= (tile + size - 2) // stride + 1
-        piece *= min(size, tile)
-    return layout.tile_bytes + _ENTRY_BYTES + windows * (piece + _ENTRY_BYTES)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,9 @@ from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.reduction import Reduction, gathered_shape
 from infinite_tensor.values.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from infinite_tensor.tilestore.backend import TensorHandle
 
 
 def tile_shape_of(shape: Shape, tile_size: object) -> Index:
@@ -164,10 +168,10 @@ class Record:
         The tiles of the tensor.
     functions : Functions
         The functions that computed what is stored.
+    handle : TensorHandle
+        The tensor in storage.
     device : torch.device
         The device of the tiles in memory.
-    bound : object
-        The object returned by `Backend._bind_tensor` for the tensor.
     written : list of int
         The number of complete tiles stored by the background writer of this store object, and the size in bytes of
         everything the writer has stored for the tensor, before compression.
@@ -180,8 +184,8 @@ class Record:
     spec: TensorSpec
     layout: TileLayout
     functions: Functions
+    handle: TensorHandle
     device: torch.device = field(default_factory=partial(torch.device, "cpu"))
-    bound: object = None
     written: list[int] = field(default_factory=lambda: [0, 0])
     current: bool = True
     is_sparse: bool = False
@@ -314,13 +318,18 @@ class TileLayout:
 
         Return for each tile its index, the slices of the part inside the tile, and the slices inside the region.
         """
-        tiles, sources, targets = [], [], []
+        tiles: list[range] = []
+        sources: list[list[slice]] = []
+        targets: list[list[slice]] = []
         for n, a, b in zip(self.tile_shape, start, stop, strict=True):
             tiles.append(range(a // n, -(-b // n)))
-            bounds = [(i * n, max(i * n, a), min(i * n + n, b)) for i in tiles[-1]]
-            sources.append([slice(low - begin, high - begin) for begin, low, high in bounds])
-            targets.append([slice(low - a, high - a) for _, low, high in bounds])
-        return zip(*(itertools.product(*each) for each in (tiles, sources, targets)), strict=True)
+            sources.append([])
+            targets.append([])
+            for i in tiles[-1]:
+                low, high = max(i * n, a), min(i * n + n, b)
+                sources[-1].append(slice(low - i * n, high - i * n))
+                targets[-1].append(slice(low - a, high - a))
+        return zip(itertools.product(*tiles), itertools.product(*sources), itertools.product(*targets), strict=True)
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the tiles touched by a region, as a box ``[low, high)`` of tile indices.

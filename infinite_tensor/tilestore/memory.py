@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -13,97 +15,100 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_bytes
 from infinite_tensor.support.interrupts import store_method
-from infinite_tensor.tilestore.backend import Backend
+from infinite_tensor.tilestore.backend import Backend, Unstored
 from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize
+from infinite_tensor.tilestore.documents import Document
+from infinite_tensor.tilestore.inventory import Garbage, StoredSize
 from infinite_tensor.tilestore.layout import Record, TileLayout
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
 from infinite_tensor.tilestore.registry import Registry
 from infinite_tensor.tilestore.storage import Entry, Key, Storage
 from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.spec import TensorSpec
 
 
-class MemoryBackend(Backend):
+class MemoryTensor(Unstored):
     """Tiles that are only in the cache, for what reads a store's storage, such as a copy."""
+
+    def __init__(self, tensor_id: str, layout: TileLayout, tiles: weakref.ref[TileCache]) -> None:
+        super().__init__(tensor_id, layout, None)
+        # The cache holds the records of its tiles, and thereby this object.
+        self._tiles = tiles
+
+    def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
+        """Return the complete tiles in memory."""
+        found = self._held(tiles)
+        return [None if isinstance(entry, TileInProgress | None) else as_tensor(entry).cpu() for entry in found]
+
+    def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
+        """Return the windows of tiles in progress."""
+        cache = self._tiles()
+        # Held until the end: other threads change tiles in progress.
+        with nullcontext() if cache is None else cache.lock:
+            return [entry.unstored() if isinstance(entry, TileInProgress) else None for entry in self._held(tiles)]
+
+    def find_in(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        """Find the tiles in memory."""
+        cache = self._tiles()
+        record = None if cache is None else cache.record(self.tensor_id)
+        entries = {} if cache is None or record is None else cache.held(record, low, high)
+        begun = {tile: entry for tile, entry in entries.items() if isinstance(entry, TileInProgress)}
+        return entries.keys() - begun.keys(), {tile for tile, entry in begun.items() if not entry.empty}
+
+    def _held(self, tiles: Sequence[Index]) -> list[Entry | None]:
+        cache = self._tiles()
+        return [None] * len(tiles) if cache is None else cache.look(cache.record(self.tensor_id), tiles)
+
+
+class MemoryBackend(Backend):
+    """Stores groups in memory; the registry has the tensors."""
 
     def __init__(self, entries: LRU[Key, Entry]) -> None:
         self._entries = entries
         self._groups: dict[str, dict[str, Any]] = {}
+        self.tiles: weakref.ref[TileCache]
 
     def __repr__(self) -> str:
         limits = {"cache_size_bytes": self._entries.max_bytes, "cache_size_windows": self._entries.max_items}
         return f"MemoryTileStore({', '.join(f'{name}={n}' for name, n in limits.items() if n is not None)})"
 
-    def keep(self, registry: Registry, tiles: TileCache) -> None:
-        """Set where the tensors and tiles are."""
-        self._registry, self._tiles = registry, tiles
+    def read_documents(self, names: Sequence[str]) -> list[Document]:
+        """See `Backend`."""
+        return [self._groups.get(name) for name in names]
 
-    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
-        entries = self._entries_at(tensor_id, tile_indices)
-        return [
-            None if entry is None or isinstance(entry, TileInProgress) else as_tensor(entry).cpu() for entry in entries
-        ]
+    def create_document(self, name: str, document: dict[str, Any]) -> None:
+        """See `Backend`."""
+        self._groups[name] = document
 
-    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        # Held until the end: other threads change tiles in progress.
-        with self._tiles.lock:
-            entries = self._entries_at(tensor_id, tile_indices)
-            return [entry.unstored() if isinstance(entry, TileInProgress) else None for entry in entries]
+    def delete_document(self, name: str) -> None:
+        """See `Backend`."""
+        self._groups.pop(name, None)
 
-    def _entries_at(self, tensor_id: str, tiles: Sequence[Index]) -> list[Entry | None]:
-        record = self._registry.records.get(tensor_id)
-        with self._tiles.lock:
-            return [None if record is None else self._entries.look((record, tile)) for tile in tiles]
+    def list_documents(self, kind: str) -> list[str]:
+        """See `Backend`."""
+        return [name for name in self._groups if name.startswith(kind)]
 
-    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        record = self._registry.records.get(tensor_id)
-        entries = {} if record is None else self._tiles.held(record, low, high)
-        begun = {tile: entry for tile, entry in entries.items() if isinstance(entry, TileInProgress)}
-        return entries.keys() - begun.keys(), {tile for tile, entry in begun.items() if not entry.empty}
+    def tensor(self, stored: StoredTensor) -> NoReturn:
+        """Never called: nothing is stored."""
+        raise AssertionError(stored)
 
-    def _write_tiles(self, *_: object) -> NoReturn:
-        raise AssertionError
+    def unstored(self, tensor_id: str, layout: TileLayout) -> MemoryTensor:
+        """See `Backend`."""
+        return MemoryTensor(tensor_id, layout, self.tiles)
 
-    def _write_partials(self, *_: object) -> NoReturn:
-        raise AssertionError
-
-    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        """Do nothing: `Contents.drop` takes the tiles out of the cache."""
-
-    def _read_definition(self, tensor_id: str) -> None:
-        """Return None: the registry has the definition."""
-
-    def _delete_tensor(self, tensor_id: str) -> None:
-        """Do nothing: `Contents.delete` takes the tensor out of the registry."""
-
-    def _list_tensors(self) -> list[str]:
-        return [record.spec.tensor_id for record in self._registry.known()]
-
-    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:  # noqa: ARG002
-        return []
-
-    def _collect_garbage(self) -> Garbage:
+    def collect_garbage(self) -> Garbage:
+        """See `Backend`."""
         return Garbage()
 
-    def _drop_partials(self, older_than: float) -> Garbage:  # noqa: ARG002
+    def drop_partials(self, older_than: float) -> Garbage:  # noqa: ARG002
+        """See `Backend`."""
         return Garbage()
 
-    def _read_group(self, group_id: str) -> dict[str, Any] | None:
-        return self._groups.get(group_id)
-
-    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        self._groups[group_id] = definition
-
-    def _delete_group(self, group_id: str) -> None:
-        self._groups.pop(group_id, None)
-
-    def _list_groups(self) -> list[str]:
-        return list(self._groups)
-
-    def _close_backend(self) -> None:
+    def close(self) -> None:
+        """See `Backend`."""
         self._groups.clear()
 
 
@@ -116,11 +121,11 @@ class MemoryContents(Contents):
         self, max_bytes: int | None, max_tiles: int | None, tile_size: int | Sequence[int] | None = None
     ) -> None:
         entries: LRU[Key, Entry] = LRU(max_bytes, max_tiles)
-        self._backend = MemoryBackend(entries)
-        storage = Storage(self._backend)
+        backend = MemoryBackend(entries)
+        storage = Storage(backend)
         registry = Registry(storage, tile_size, in_memory=True)
         tiles = TileCache(storage, registry, entries, in_memory=True)
-        self._backend.keep(registry, tiles)
+        backend.tiles = weakref.ref(tiles)
         super().__init__(storage, registry, tiles)
 
     @store_method
@@ -147,9 +152,14 @@ class MemoryContents(Contents):
     def check_droppable(self, tensor_id: str) -> None:
         """Do nothing: tiles in memory can always be dropped."""
 
-    def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002  (counting is fast)
+    def some_ids(self, most: int) -> tuple[list[str], int]:
+        """Return up to `most` ids of tensors, and the number of further ids."""
+        ids = self.tensor_ids()
+        return ids[:most], len(ids[most:])
+
+    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize:  # noqa: ARG002  (counting is fast)
         """Return the number of complete tiles in memory, their size, and the number of other tiles."""
-        info = self.info_of(tensor_id)
+        info = self.info_of(stored.tensor_id)
         return StoredSize(info.tiles_complete, info.bytes_stored, pending=info.tiles_partial)
 
     def clear_cache(self, tensor_id: str) -> None:
@@ -157,11 +167,6 @@ class MemoryContents(Contents):
         record = self.registry.records.get(tensor_id)
         if record is not None:
             self.tiles.forget(record)
-
-    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """Return an empty list: nothing in memory is damaged."""
-        self.definition_of(tensor_id)
-        return super().verify(tensor_id, repair=repair)
 
     def close(self, *, discard: bool) -> None:  # noqa: ARG002  (nothing is pending)
         """Drop all tensors and groups."""

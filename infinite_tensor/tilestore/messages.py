@@ -415,3 +415,8 @@ def keeps_no_times(store: object) -> ValidationError:
         f"{store} does not record times of writing; give older_than=0 to delete all partial tiles, but only while "
         "nobody fills a tensor of the store"
     )
+
+
+def lacking(store: object, *methods: str) -> NotImplementedError:
+    """Create the error for methods that the author of a backend has not written."""
+    return NotImplementedError(f"the backend of {store} does not implement {', '.join(methods)}")

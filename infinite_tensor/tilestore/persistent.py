@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import checked_bytes, quoted
-from infinite_tensor.tilestore.backend import DOCUMENT_METHODS, Backend, offers
+from infinite_tensor.tilestore.adapter import StoreBackend
+from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
@@ -25,8 +25,6 @@ from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.tilestore.stored_definition import FORMAT
 
 __all__ = ["FORMAT", "Damage", "Garbage", "PartialTile", "PersistentTileStore", "StoredSize", "TensorInfo"]
-
-_OF_DEFINITIONS = ("_read_definition", "_write_definition", "_delete_tensor")
 
 K = TypeVar("K", bound=type)
 
@@ -53,10 +51,11 @@ def taking_former_keywords(kind: K) -> K:
 
 
 @taking_former_keywords
-class PersistentTileStore(TileStore, Backend):
+class PersistentTileStore(TileStore):
     """Base class of stores with tiles outside of the process.
 
-    A subclass implements the methods of `Backend`.
+    A subclass implements eight methods, and any of the optional ones: those of `Backend` and `TensorHandle`, under the
+    names in [Writing a backend](backends.md).
 
     Parameters
     ----------
@@ -76,6 +75,8 @@ class PersistentTileStore(TileStore, Backend):
         If True, stored tiles are read, and computed tiles stay in memory only.
     workers : int
         The number of threads on which a read runs ``f``.
+    backend : Backend, optional
+        Where tensors are stored. By default, the methods of the subclass.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -91,23 +92,16 @@ class PersistentTileStore(TileStore, Backend):
         flush_interval: float = 30.0,
         read_only: bool = False,
         workers: int = 1,
+        backend: Backend | None = None,
     ) -> None:
-        missing = [name for name in _OF_DEFINITIONS if not offers(self, name)]
-        if missing:
-            documents = ", ".join(name for name in DOCUMENT_METHODS if not offers(self, name))
-            raise TypeError(
-                f"{type(self).__name__} cannot store definitions; implement either {', '.join(missing)}, or the "
-                f"methods for documents: {documents}. See infinite_tensor.tilestore.backend"
-            )
         limits = checked_bytes("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
             raise ValidationError(f"flush_interval must be 0 or more seconds, got {quoted(flush_interval)}")
-        storage = Storage(self)
+        storage = Storage(StoreBackend(self) if backend is None else backend)
         registry = Registry(storage, tile_size, read_only=read_only)
         tiles = TileCache(storage, registry, LRU(*limits), flush_interval, read_only=read_only)
         super().__init__(Contents(storage, registry, tiles, read_only=read_only), workers=workers)
         self._flush_interval = flush_interval
-        flush_at_exit(self)
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
@@ -121,15 +115,6 @@ class PersistentTileStore(TileStore, Backend):
         """The tile size of new tensors, as given to the constructor."""
         return self._contents.registry.tile_size
 
-    def _check_open(self) -> None:
-        # A finalizer may use a store after the garbage collector has cleared the weak references to it.
-        self._contents.storage.attach(self)
-        super()._check_open()
-
-    def _flush_at_exit(self) -> None:
-        if not self.closed:
-            self.flush()
-
     def _options(self) -> dict[str, Any]:
         entries = self._contents.tiles.entries
         return {
@@ -141,17 +126,6 @@ class PersistentTileStore(TileStore, Backend):
         }
 
     def __del__(self) -> None:
-        # No I/O here: the thread of the writer stores pending windows, and keeps the store alive until then.
         # `__init__` may have failed halfway. At the exit of the interpreter, modules may be gone.
-        contents = getattr(self, "_contents", None)
-        if sys is None or sys.is_finalizing() or contents is None:
-            return
-        # The garbage collector may have cleared weak references to the store.
-        contents.storage.attach(self)
-        if contents.closed or contents.read_only:
-            return
-        contents.tiles.bind_again()
-        contents.tiles.submit_partials()
-        flush_at_exit(self)
-        for part in (self, contents):
-            renew_in_children(part)
+        if sys is not None and not sys.is_finalizing() and hasattr(self, "_contents"):
+            self._contents.tiles.store_rest()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.documents import TENSOR
 from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_in_memory, tile_of, usual_tile
 from infinite_tensor.tilestore.messages import (
     changed_args,
@@ -62,7 +62,7 @@ class Registry:
         read_only: bool = False,
         in_memory: bool = False,
     ) -> None:
-        self._storage = storage
+        self._storage, self._documents = storage, storage.documents
         self._stores = not (read_only or in_memory)
         self._kept: dict[str, Record] | None = {} if in_memory else None
         self.tile_size = tile_size
@@ -94,7 +94,7 @@ class Registry:
         record = self.records.get(tensor_id)
         if record is not None:
             # First, so that whatever comes in between, nothing of a forgotten tensor is stored.
-            record.current = False
+            record.current, record.handle.released = False, True
         self.records.pop(tensor_id, None)
         if self._kept is not None:
             self._kept.pop(tensor_id, None)
@@ -117,7 +117,8 @@ class Registry:
                 f"tensor {spec.tensor_id!r} is already kept on {record.device}, but device={spec.device} was given; "
                 "move it with tensor.to(device)"
             )
-        tile, given = record.layout.tile_shape, self.given_tile(spec)
+        tile = record.layout.tile_shape
+        given = tile if spec.tile_size == tile else self.given_tile(spec)
         if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
         if unknown_in(record.spec.blend) or unknown_in(record.spec.reduction):
@@ -153,6 +154,8 @@ class Registry:
         Warn of metadata that differs. Stored metadata is never replaced.
         """
         tensor_id, known = record.spec.tensor_id, record.spec.definition
+        if known is given:
+            return
         warn_of_other_meaning(tensor_id, known, given, self._storage)
         found = amended(known, given)
         if found is not known:
@@ -163,16 +166,15 @@ class Registry:
     def _store_amended(self, tensor_id: str, given: Definition) -> None:
         # More than once, because another process may have replaced the definition meanwhile.
         for _ in range(_TRIES):
-            stored = self._storage.read_definition(tensor_id)
-            known = None if stored is None else StoredTensor.of(self._storage, tensor_id, stored).definition
-            if stored is None or known is None or not same(known, given):
+            stored = self._documents.tensor(tensor_id)
+            if stored is None or not same(stored.definition, given):
                 # The tensor was cleared meanwhile.
                 return
-            now = amended(known, given).to_json()
+            now = amended(stored.definition, given).to_json()
             fields: dict[str, Any] = {name: now[name] for name in ("dims", "meaning") if name in now}
-            if fields == {name: stored[name] for name in fields if name in stored}:
+            if fields == {name: stored.fields[name] for name in fields if name in stored.fields}:
                 return
-            self._storage.replace(tensor_id, stored, {**stored, **fields})
+            self._documents.replace(stored, fields)
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
         """Return the tile size given for the tensor or the store, or None.
@@ -190,63 +192,72 @@ class Registry:
         if record is not None:
             return record.spec.definition.digest
         try:
-            stored = self._storage.read_definition(tensor_id)
-            return None if stored is None else StoredTensor.of(self._storage, tensor_id, stored).definition.digest
+            stored = self._documents.tensor(tensor_id)
         except StoreError:
             # The definition is damaged, so only its id is known.
             return None
+        return None if stored is None else stored.definition.digest
 
     def specs_downstream(self) -> list[TensorSpec]:
         """Return the specs for finding the dependants of a tensor.
 
-        The result includes all registered tensors, and all stored tensors in `Storage.definitions`.
+        The result includes all registered tensors, and all stored tensors in `Documents.readers`.
         """
-        stored = self._storage.definitions()
-        found = {record.spec.tensor_id: record.spec for record in self.known()}
-        for tensor_id in stored.keys() - found.keys():
-            try:
-                found[tensor_id] = StoredTensor.of(self._storage, tensor_id, stored[tensor_id]).spec(tensor_id)
-            except StoreError as error:
-                warnings.warn(f"{error}; the args of this tensor are unknown", DamagedDataWarning, stacklevel=3)
-        return list(found.values())
+        found = {stored.tensor_id: stored.spec for stored in self._documents.readers()}
+        return list({**found, **{record.spec.tensor_id: record.spec for record in self.known()}}.values())
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
         """Return all stored or registered tensor ids starting with `prefix`, sorted."""
         known = {record.spec.tensor_id for record in self.known()}
-        return sorted({each for each in known if each.startswith(prefix)}.union(self._storage.tensor_ids(prefix)))
+        return sorted({each for each in known if each.startswith(prefix)}.union(self._documents.ids(TENSOR, prefix)))
 
-    def definition_of(self, tensor_id: str) -> dict[str, Any]:
+    def stored(self, tensor_id: str) -> StoredTensor:
         """Return the stored definition of a tensor.
 
         If the tensor is registered but not stored, return the definition in the record. Raise StoreError if the tensor
         is unknown.
         """
-        stored, record = self._storage.read_definition(tensor_id), self.records.get(tensor_id)
+        stored, record = self._documents.tensor(tensor_id), self.records.get(tensor_id)
         if stored is None and record is not None:
-            stored = {**record.spec.definition.to_json(), "tile_size": list(record.layout.tile_shape)}
+            spec = replace(record.spec, tile_size=record.layout.tile_shape)
+            fields = {"tensor_id": tensor_id, "tile_size": list(record.layout.tile_shape)}
+            stored = StoredTensor({**spec.definition.to_json(), **fields}, spec, record.layout)
         if stored is None:
             raise unknown_tensor(tensor_id, self.tensor_ids(), self._storage)
-        StoredTensor.of(self._storage, tensor_id, stored)
         return stored
 
+    def open(self, tensor_id: str) -> tuple[StoredTensor, Record]:
+        """Return the stored definition of a tensor, and its record, which the caller keeps until it has a spec."""
+        stored, record = self.stored(tensor_id), self.records.get(tensor_id)
+        if record is None:
+            record = Record(stored.spec, stored.layout, stored.definition.functions, self._documents.handle(stored))
+            self._add(record)
+        return stored, record
+
     def _find_or_create(self, spec: TensorSpec, original: Mapping[str, Any] | None) -> Record:
-        tensor_id, given = spec.tensor_id, self.given_tile(spec)
-        stored = self._storage.read_definition(tensor_id, "register")
+        tensor_id, given, functions = spec.tensor_id, self.given_tile(spec), spec.definition.functions
         if self._kept is not None:
             layout = layout_of(spec.shape, given or tile_in_memory(spec), spec.dtype, spec.reduction, math.inf)
-            return Record(replace(spec, held=None), layout, spec.definition.functions, spec.device)
+            handle = self._storage.backend.unstored(tensor_id, layout)
+            return Record(replace(spec, held=None), layout, functions, handle, spec.device)
+        stored = self._documents.tensor(tensor_id, "register")
         if stored is None:
             layout = layout_of(spec.shape, given or usual_tile(spec), spec.dtype, spec.reduction)
             if not self._stores:
-                return Record(replace(spec, held=None), layout, spec.definition.functions)
-            stored = self._storage.create(tensor_id, _new_definition(spec, layout), original)
-        found = StoredTensor.of(self._storage, tensor_id, stored)
-        tile = _checked_tile(self._storage, spec, given, found)
-        layout = layout_of(spec.shape, tile, spec.dtype, spec.reduction)
-        with self._storage.asked("open", tensor_id) as backend:
-            bound = backend._bind_tensor(tensor_id, stored)
-        own = _as_stored(spec, found.definition)
-        return Record(own, layout, found.definition.functions, bound=bound)
+                handle = self._storage.backend.unstored(tensor_id, layout)
+                return Record(replace(spec, held=None), layout, functions, handle)
+            stored = self._documents.create(tensor_id, _new_definition(spec, layout), original)
+        self._check_alike(spec, given, stored)
+        own = _as_stored(spec, stored.definition)
+        return Record(own, stored.layout, stored.definition.functions, self._documents.handle(stored))
+
+    def _check_alike(self, spec: TensorSpec, given: Index | None, found: StoredTensor) -> None:
+        tile = found.layout.tile_shape
+        before: dict[str, Any] = {**found.definition.values(), "tile_size": list(tile)}
+        now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(given or tile)}
+        lines = with_reasons(differences(before, now), found.definition, spec.definition)
+        if lines:
+            raise mismatch(spec.tensor_id, lines, self._storage, changed_args(found.definition, spec.definition))
 
 
 def _as_stored(spec: TensorSpec, stored: Definition) -> TensorSpec:
@@ -261,17 +272,3 @@ def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
         **spec.definition.to_json(),
         "tile_size": list(layout.tile_shape),
     }
-
-
-def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found: StoredTensor) -> Index:
-    if found.tile_size is None:
-        raise StoreError(
-            f"{storage}: the stored definition of tensor {spec.tensor_id!r} is invalid: tile_size is missing. "
-            f"It may be damaged; delete the tensor with clear_tensor({spec.tensor_id!r})"
-        )
-    before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}
-    now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(given or found.tile_size)}
-    lines = with_reasons(differences(before, now), found.definition, spec.definition)
-    if lines:
-        raise mismatch(spec.tensor_id, lines, storage, changed_args(found.definition, spec.definition))
-    return found.tile_size

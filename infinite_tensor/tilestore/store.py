@@ -127,7 +127,7 @@ class TileStore:
         Raise StoreError if the store has no tensor with this id.
         """
         self._check_open()
-        return self._contents.definition_of(tensor_id)
+        return dict(self._contents.stored(tensor_id).fields)
 
     @store_method
     def tensor_info(self, tensor_id: str) -> TensorInfo:
@@ -471,8 +471,7 @@ class TileStore:
         """
         self._check_open()
         self._contents.check_writable(f"clear group {group_id!r}")
-        with self._contents.lock:
-            self._contents.delete_group(group_id)
+        self._contents.delete_group(group_id)
 
     def _repr_html_(self) -> str:
         # Imported here, because views import stores.
@@ -520,19 +519,13 @@ class TileStore:
     def __enter__(self) -> Self:
         with self._contents.lock:
             if self._contents.closed:
-                # An interrupted `close` may not have released memory and files.
-                self._contents.close(discard=True)
-                self._resume()
-                self._contents.resumed()
+                self._contents.resume()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _resume(self) -> None:
-        """Prepare a closed store for use."""
 
 
 def _readers_of(contents: Contents, tensor_id: str, digest: str | None) -> list[str]:

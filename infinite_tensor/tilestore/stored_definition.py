@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +16,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow, checked_edge
 from infinite_tensor.support.given import as_index, checked_id, quoted
 from infinite_tensor.support.nested import Key
-from infinite_tensor.tilestore.layout import layout_of, tile_shape_of
+from infinite_tensor.tilestore.layout import TileLayout, gathered_layout, layout_of, tile_shape_of
 from infinite_tensor.values.checks import check_spec, checked_shape
 from infinite_tensor.values.definition import (
     DEEPEST_JSON,
@@ -47,6 +46,9 @@ _FIELDS = (
 )
 """All fields of a definition except the meaning of pixels."""
 
+_SHORT = 4000
+"""So short a text has no int with too many digits."""
+_ENTRY_BYTES = 2**12
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -56,14 +58,17 @@ class StoredTensor:
 
     Attributes
     ----------
-    definition : Definition
-        The definition of the tensor.
-    tile_size : tuple of int or None
-        Extent of a tile per dimension; None if the store has no tiles.
+    fields : mapping
+        The stored JSON object, with fields that a backend has added.
+    spec : TensorSpec
+        The tensor, with the CPU as device.
+    tiles : TileLayout or None
+        The tiles of the tensor; None if the definition has no tile size.
     """
 
-    definition: Definition
-    tile_size: Index | None
+    fields: Mapping[str, Any]
+    spec: TensorSpec
+    tiles: TileLayout | None = None
 
     @classmethod
     def from_json(cls, stored: object) -> StoredTensor:
@@ -79,61 +84,56 @@ class StoredTensor:
             If the definition has the format of a later version.
         """
         given = _typed(dict, "it", stored)
-        fields = {name: given[name] for name in _FIELDS if name in given}
-        try:
-            text = json.dumps(fields)
-        except (TypeError, ValueError, RecursionError):
-            text = json.dumps(json_value("definition", fields, DEEPEST_JSON + 1))
-        found = _parsed(text)
+        fields = _plain({name: given[name] for name in _FIELDS if name in given})
+        version = as_index(fields.get("format", FORMAT))
+        if version is None or version < 1:
+            raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
+        if version > FORMAT:
+            raise StoreError(
+                f"the format is {version}, but this version reads up to {FORMAT}; use a later version of this library"
+            )
+        definition = _definition(fields)
+        tiles = _layout(definition, fields.get("tile_size"))
         # The meaning may be long, and is parsed only on demand.
         meaning = given.get("meaning")
-        if meaning is None:
-            return found
-        told = replace(found.definition, meaning=StoredMeaning(meaning, found.definition.shape))
-        return replace(found, definition=told)
+        if meaning is not None:
+            definition = replace(definition, meaning=StoredMeaning(meaning, definition.shape))
+        spec = _spec(str(given.get("tensor_id", "")), definition, None if tiles is None else tiles.tile_shape)
+        return cls(given, spec, tiles)
 
-    @classmethod
-    def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
-        """Parse the definition of a tensor in `store`.
+    @property
+    def definition(self) -> Definition:
+        """The definition of the tensor."""
+        return self.spec.definition
 
-        Raise StoreError for every error.
-        """
-        what = f"{store}: the stored definition of tensor {tensor_id!r}"
-        try:
-            found = cls.from_json(stored)
-            name = stored.get("tensor_id", tensor_id) if isinstance(stored, Mapping) else tensor_id
-            if name != tensor_id:
-                raise ValidationError(f"the definition belongs to tensor {name!r:.200}")
-        except StoreError as error:
-            raise StoreError(f"{what} cannot be read: {error}") from error
-        except ValidationError as error:
-            raise StoreError(
-                f"{what} is invalid: {error!s:.1000}. It may be damaged; delete the tensor with "
-                f"clear_tensor({tensor_id!r})"
-            ) from error
-        return found
+    @property
+    def tensor_id(self) -> str:
+        """The id of the tensor."""
+        return str(self.fields["tensor_id"])
 
-    def spec(self, tensor_id: str) -> TensorSpec:
-        """Create a spec of the tensor, with the CPU as device."""
-        definition = self.definition
-        blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
-        reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
-        return TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, self.tile_size, reduction)
+    @property
+    def incarnation(self) -> str:
+        """A text that differs between tensors created under the same id, one after the other."""
+        return str(self.fields["incarnation"])
 
+    @property
+    def layout(self) -> TileLayout:
+        """The tiles of the tensor. Raise ValidationError if the definition has no tile size."""
+        if self.tiles is None:
+            raise ValidationError("tile_size is missing")
+        return self.tiles
 
-# Opening a tensor reads its definition several times, and parsing one takes ten times as long as writing it.
-@lru_cache(maxsize=256)
-def _parsed(text: str) -> StoredTensor:
-    fields = _typed(dict, "it", json_value("definition", json.loads(text), DEEPEST_JSON + 1))
-    version = as_index(fields.get("format", FORMAT))
-    if version is None or version < 1:
-        raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
-    if version > FORMAT:
-        raise StoreError(
-            f"the format is {version}, but this version reads up to {FORMAT}; use a later version of this library"
-        )
-    definition = definition_of(fields)
-    return StoredTensor(definition, _tile_size(definition, fields.get("tile_size")))
+    @property
+    def largest_part(self) -> int:
+        """An upper bound for the bytes of a part in the log of a tile."""
+        tensor, layout = self.definition, self.layout
+        if tensor.reduction is not None:
+            layout = gathered_layout(reduction_from_json(tensor.reduction), layout)
+        window, windows, piece = tensor.gathered.output_window, 1, layout.dtype.itemsize
+        for size, stride, tile in zip(window.size, window.stride, layout.tile_shape, strict=True):
+            windows *= (tile + size - 2) // stride + 1
+            piece *= min(size, tile)
+        return layout.tile_bytes + _ENTRY_BYTES + windows * (piece + _ENTRY_BYTES)
 
 
 def definition_of(fields: Mapping[str, Any]) -> Definition:
@@ -144,6 +144,20 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
     ValidationError
         If a field is missing or invalid.
     """
+    definition = _definition(fields)
+    _spec("", definition, None)
+    return definition
+
+
+def _spec(tensor_id: str, definition: Definition, tile_size: Index | None) -> TensorSpec:
+    blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
+    reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
+    spec = TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, tile_size, reduction)
+    check_spec(spec)
+    return spec
+
+
+def _definition(fields: Mapping[str, Any]) -> Definition:
     shape, dtype = checked_shape(_field(fields, "shape")), dtype_of(_field(fields, "dtype"))
     window = TensorWindow.from_dict(_field(fields, "output_window"))
     edge = fields.get("edge")
@@ -151,7 +165,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
     reduction = None if fields.get("reduce") is None else reduction_from_json(fields["reduce"])
     blend, blend_init = _field(fields, "blend"), scalar_from_json(_field(fields, "blend_init"))
     functions = FunctionRecord.from_json(_typed(dict, "functions", _field(fields, "functions")))
-    definition = Definition(
+    return Definition(
         shape=shape,
         dtype=dtype,
         output_window=window,
@@ -165,8 +179,17 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         dims=checked_dims(fields.get("dims"), len(shape)),
         reduction=None if reduction is None else reduction_to_json(reduction),
     )
-    check_spec(StoredTensor(definition, None).spec(""))
-    return definition
+
+
+def _plain(fields: dict[str, Any]) -> Mapping[str, Any]:
+    """Return a copy of JSON values as by `json_value`, which takes long."""
+    try:
+        text = json.dumps(fields, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        text = ""
+    if len(text) < _SHORT and text.count("[") + text.count("{") < DEEPEST_JSON and "\\" not in text and text:
+        return _typed(dict, "it", json.loads(text))
+    return _typed(dict, "it", json_value("definition", fields, DEEPEST_JSON + 1))
 
 
 def _field(fields: Mapping[str, Any], name: str) -> Any:
@@ -213,7 +236,7 @@ def _output(stored: object) -> Key | None:
     return tuple(keys)
 
 
-def _tile_size(definition: Definition, stored: object) -> Index | None:
+def _layout(definition: Definition, stored: object) -> TileLayout | None:
     if stored is None:
         return None
     tile = tile_shape_of(definition.shape, _typed(list, "tile_size", stored))
@@ -222,4 +245,4 @@ def _tile_size(definition: Definition, stored: object) -> Index | None:
             f"tile_size must have one int per dimension, and fit into shape {definition.shape}, got {stored!r:.200}"
         )
     reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
-    return layout_of(definition.shape, tile, definition.dtype, reduction).tile_shape
+    return layout_of(definition.shape, tile, definition.dtype, reduction)

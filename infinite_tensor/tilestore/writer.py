@@ -85,6 +85,11 @@ class Writer(Generic[K, J]):
             return self._failed | self._writing | self._queued
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no job is queued, being written or failed."""
+        return not (self._queued or self._writing or self._failed)
+
+    @property
     def failed(self) -> bool:
         """Whether `failure` has an error to report."""
         return bool(self._untold)

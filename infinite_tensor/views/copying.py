@@ -223,7 +223,7 @@ def _check_other(jobs: Sequence[_Job], source: Contents, target: Contents) -> No
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
         if incarnation is None or not target.holds(tensor_id):
             continue
-        if target.definition_of(tensor_id).get("incarnation") == incarnation:
+        if target.stored(tensor_id).fields.get("incarnation") == incarnation:
             raise ValidationError(
                 f"tensor {tensor_id!r} cannot be copied into itself: {source} and {target} are the same store"
             )
@@ -252,13 +252,10 @@ def _jobs(source: Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Jo
 
 
 def _job(source: Contents, tensor_id: str) -> _Job:
-    stored = source.definition_of(tensor_id)
-    spec = StoredTensor.of(source, tensor_id, stored).spec(tensor_id)
-    with source.lock:
-        record = source.registry.records.get(tensor_id) or source.registry.record_of(spec)
+    stored, record = source.open(tensor_id)
     # Another process may have cleared and recreated the tensor.
     source.check_there(record)
-    return _Job(spec, stored, record)
+    return _Job(replace(stored.spec), stored.fields, record)
 
 
 def _in_the_way(job: _Job, source: Contents, target: Contents) -> Sequence[str]:
@@ -268,15 +265,14 @@ def _in_the_way(job: _Job, source: Contents, target: Contents) -> Sequence[str]:
     cannot list the tiles of an unbounded tensor, and no region is given.
     """
     spec = job.spec
-    if not source.storage.finds_tiles and job.selection is None and None in spec.shape:
+    if "_find_tiles" in source.storage.backend.lacks and job.selection is None and None in spec.shape:
         raise ValidationError(
             f"{source} cannot list the tiles of the unbounded tensor {spec.tensor_id!r}: its backend has no "
             "_find_tiles. Give the pixels to copy as region=..."
         )
     if not target.holds(spec.tensor_id):
         return ()
-    stored = target.definition_of(spec.tensor_id)
-    return _differences(StoredTensor.of(target, spec.tensor_id, stored), spec)
+    return _differences(target.stored(spec.tensor_id), spec)
 
 
 def _taken(target: Contents, tensor_id: str, lines: Sequence[str]) -> ValidationError:
@@ -289,8 +285,8 @@ def _taken(target: Contents, tensor_id: str, lines: Sequence[str]) -> Validation
 
 def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
     before, now = there.definition.values(), spec.definition.values()
-    if there.tile_size is not None and spec.tile_size is not None:
-        before, now = before | {"tile_size": list(there.tile_size)}, now | {"tile_size": list(spec.tile_size)}
+    if there.spec.tile_size is not None and spec.tile_size is not None:
+        before, now = before | {"tile_size": list(there.spec.tile_size)}, now | {"tile_size": list(spec.tile_size)}
     if there.definition.dims is not None and spec.definition.dims is not None:
         before, now = before | {"dims": list(there.definition.dims)}, now | {"dims": list(spec.definition.dims)}
     changed = changes(there.definition.functions.record, spec.definition.functions.record).lines()
@@ -323,7 +319,7 @@ def _stored(record: Record, source: Contents, selection: Selection | None) -> tu
         return [], []
     layout = record.layout
     start, stop = layout.pixels if selection is None else (selection.start, selection.stop)
-    complete, begun = source.storage.find(record.spec.tensor_id, *layout.box(start, stop))
+    complete, begun = source.storage.find_in(record, *layout.box(start, stop))
     return sorted(complete), sorted(begun - complete)
 
 
@@ -340,8 +336,8 @@ class Tiles:
         self._target = target
         self._tally = tally
         self._tensor_id = tensor_id = record.spec.tensor_id
-        encoding = source.storage.encoding(tensor_id)
-        self._alike = encoding is not None and encoding == target.storage.encoding(tensor_id)
+        encoding = record.handle.encoding
+        self._alike = encoding is not None and encoding == there.handle.encoding
         self._copied = TensorCopy(tensor_id)
         self._begun_there: set[Index] = set()
 
@@ -363,15 +359,15 @@ class Tiles:
     def _find(self, *tiles: Sequence[Index]) -> set[Index] | None:
         """Look up tiles in the target. Return the complete tiles, or None if the target cannot list tiles."""
         wanted = [tile for some in tiles for tile in some]
-        if not wanted or not self._target.storage.finds_tiles:
+        if not wanted or "_find_tiles" in self._target.storage.backend.lacks:
             return None
         low = [min(along) for along in zip(*wanted, strict=True)]
         high = [max(along) + 1 for along in zip(*wanted, strict=True)]
-        complete, self._begun_there = self._target.storage.find(self._tensor_id, low, high)
+        complete, self._begun_there = self._target.storage.find_in(self._there, low, high)
         return complete
 
     def _missing(self, tiles: Sequence[Index]) -> list[Index]:
-        there = set(self._target.storage.those_there(self._tensor_id, tiles))
+        there = set(self._target.storage.find(self._there, tiles))
         self._begun_there.update(tile for tile in tiles if tile not in there)
         return [tile for tile in tiles if tile not in there]
 
@@ -394,18 +390,18 @@ class Tiles:
             if begun:
                 # Read first, because a backend may delete only known parts.
                 storage.read_partials(self._there, begun)
-            storage.write(self._tensor_id, {}, dict.fromkeys(begun), "copy")
+            storage.write(self._there, {}, dict.fromkeys(begun), "copy")
         # Tiles that have left a memory store meanwhile are not damaged.
         damaged = len(tiles) - len(moved) if self._source.outlives_process else 0
         self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=damaged)
 
     def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
-        found = self._source.storage.read_encoded(self._tensor_id, tiles)
+        found = self._source.storage.read_encoded(self._record, tiles)
         self._source.check_current(self._record)
         present = {tile: data for tile, data in found.items() if data is not None}
         with self._target.storing(self._there) as storage:
-            storage.write_encoded(self._tensor_id, present)
-        again = self._target.storage.read_encoded(self._tensor_id, list(present))
+            storage.write_encoded(self._there, present)
+        again = self._target.storage.read_encoded(self._there, list(present))
         self._target.check_current(self._there)
         _check(self._there, self._target, (tile for tile, data in present.items() if again[tile] != data))
         return {tile: len(data) for tile, data in present.items()}
@@ -428,22 +424,22 @@ class Tiles:
         parts = {tile: part for tile, part in news.items() if part is not None}
         if parts:
             with self._target.storing(self._there):
-                target.write(self._tensor_id, {}, parts, "copy")
+                target.write(self._there, {}, parts, "copy")
             again = target.read_partials(self._there, list(parts))
             self._target.check_current(self._there)
             lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
             # Another writer may have completed a tile in the target meanwhile.
-            _check(self._there, self._target, set(lacking) - set(target.those_there(self._tensor_id, lacking)))
+            _check(self._there, self._target, set(lacking) - set(target.find(self._there, lacking)))
         self._add(partial=len(parts), there=len(news) - len(parts), bytes=sum(part.nbytes for part in parts.values()))
         # Another writer may have completed a tile in the source meanwhile.
         gone = [tile for tile, part in found.items() if part is None]
         self._begun_there.update(tile for tile in gone if known[tile] is not None)
-        self._move(self._source.storage.those_there(self._tensor_id, gone) if gone else [])
+        self._move(self._source.storage.find(self._record, gone) if gone else [])
 
 
 def _store_blocks(record: Record, target: Contents, blocks: Mapping[Index, torch.Tensor]) -> None:
     with target.storing(record) as storage:
-        storage.write(record.spec.tensor_id, blocks, {}, "copy")
+        storage.write(record, blocks, {}, "copy")
     again = target.storage.read_tiles(record, list(blocks))
     target.check_current(record)
     _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))

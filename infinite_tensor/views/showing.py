@@ -118,11 +118,11 @@ def _stored(tensor: InfiniteTensor) -> str:
     if node.computation.copied:
         return "nothing: its source is read each time"
     node.contents.check_open()
-    return _size_told(node.store, tensor.tensor_id, node.contents.definition_of(tensor.tensor_id))
+    return _size_told(node.store, node.contents.stored(tensor.tensor_id))
 
 
-def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any]) -> str:
-    size = contents_of(store).stored_size(tensor_id, definition, MOST_COUNTED)
+def _size_told(store: TileStore, stored: StoredTensor) -> str:
+    size = contents_of(store).stored_size(stored, MOST_COUNTED)
     if size is None:
         return escaped("not counted: it would take too long")
     more = "" if size.counted else "at least "
@@ -177,10 +177,10 @@ def _list(store: TileStore, rows: list[list[str]]) -> str:
     ids, more = contents_of(store).some_ids(_MOST_ROWS)
     for tensor_id in ids:
         try:
-            definition = contents_of(store).definition_of(tensor_id)
-            stored = StoredTensor.of(store, tensor_id, definition).definition
-            shape = _shape_told(stored.shape, names_of(stored.dims, len(stored.shape)))
-            row = [code(shape), code(dtype_name(stored.dtype)), _size_told(store, tensor_id, definition)]
+            stored = contents_of(store).stored(tensor_id)
+            definition = stored.definition
+            shape = _shape_told(definition.shape, names_of(definition.dims, len(definition.shape)))
+            row = [code(shape), code(dtype_name(definition.dtype)), _size_told(store, stored)]
         except Exception as error:  # noqa: BLE001  (the other tensors are still listed)
             row = ["", "", escaped(_told(error))]
         rows.append([code(shown_id(tensor_id)), *row])

@@ -73,8 +73,8 @@ def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStor
     place = os.fspath(absolute(target))
     with _opening:
         store = _shared.get(place)
-        # Do not use a finalized store during the last flush, because later windows would never be stored.
-        if store is None or store.closed or gc.is_finalized(store) or store._vanished:  # noqa: SLF001  (our own)
+        # Not a store that is just being freed: it has begun to store its last windows.
+        if store is None or store.closed or gc.is_finalized(store) or store._backend.vanished:  # noqa: SLF001  (our own)
             _check_ending(target, Path(place))
             store = _shared[place] = open_store(target)
         return store

@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from infinite_tensor import GridDataset, HDF5TileStore, InfiniteTensor, PatchDataset, TensorWindow, ZarrTileStore, sl
 from infinite_tensor.support.exit import flush_at_termination
+from infinite_tensor_stores.zarr.tensor import ZarrTensor
 from tests.support.building import built
 from tests.support.interpreters import CONTEXT
 from tests.support.reference import Index
@@ -241,14 +242,14 @@ def test_a_process_that_a_worker_forks_can_be_terminated() -> None:
 
 def test_a_child_waits_for_no_writer_of_its_parent(tmp_path: Path, f: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     writing, go_on = threading.Event(), threading.Event()
-    write = ZarrTileStore._write_partials
+    write = ZarrTensor.write_partials
 
     def held(*given: Any) -> None:
         writing.set()
         assert go_on.wait(LIMIT)
         write(*given)
 
-    monkeypatch.setattr(ZarrTileStore, "_write_partials", held)
+    monkeypatch.setattr(ZarrTensor, "write_partials", held)
     t = stored(tmp_path, f)
     t[0:8, 0:8]
     del t

@@ -111,7 +111,7 @@ def test_what_lies_outside_is_never_stored(tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path / "s.zarr", tile_size=(4, 4))
     t = built(numbered, SQUARE, shape=(5, 6), store=store, name="t", edge="clip", blend_init=7)
     t.fill(sl[:, :], progress=False)
-    tiles = store._contents.storage.backend._read_tiles("t", [(1, 1)])
+    tiles = store._contents.registry.records["t"].handle.read_tiles([(1, 1)])
     assert tiles[0] is not None
     assert (tiles[0][1:] == 7).all()
     assert (tiles[0][:, 2:] == 7).all()

@@ -36,6 +36,7 @@ from infinite_tensor.errors import RegionError
 from infinite_tensor.filling import Progress, cutting
 from tests.support.building import built, store_of
 from tests.support.counting import Counted
+from tests.support.dict_store import DictTileStore
 from tests.support.interpreters import CONTEXT, run
 from tests.support.stores import sample
 
@@ -64,7 +65,7 @@ class Stopped(Counted):
         return super().__call__(ctx, *regions)
 
 
-class Watched(ZarrTileStore):
+class Watched(DictTileStore):
     """Notes which tiles it reads."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -74,6 +75,9 @@ class Watched(ZarrTileStore):
     def _read_tiles(self, tensor_id: str, tile_indices: Sequence[tuple[int, ...]]) -> list[torch.Tensor | None]:
         self.read.update(tile_indices)
         return super()._read_tiles(tensor_id, tile_indices)
+
+    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[tuple[int, ...]]) -> list[bool]:
+        return [(tensor_id, "tile", tile) in self.storage for tile in tile_indices]
 
 
 def chain(store: TileStore, depth: int = 4, **options: Any) -> tuple[InfiniteTensor, list[Stopped]]:
@@ -216,8 +220,8 @@ class TestPlan:
         t, _ = chain(MemoryTileStore())
         assert t.plan(sl[5:5, 0:10]).windows == 0
 
-    def test_tiles_that_arrive_in_storage_meanwhile_are_counted(self, tmp_path: Path) -> None:
-        class Arriving(ZarrTileStore):
+    def test_tiles_that_arrive_in_storage_meanwhile_are_counted(self) -> None:
+        class Arriving(DictTileStore):
             """What was on its way when a look into storage began arrives while it ends."""
 
             def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> Any:
@@ -227,7 +231,7 @@ class TestPlan:
                 arrival.join()
                 return found
 
-        with Arriving(tmp_path / "store", tile_size=24) as store:
+        with Arriving({}, tile_size=24) as store:
             t = built(softened, WINDOW, store=store, name="t")
             t[0:48, 0:48]
             assert t.plan(sl[0:48, 0:48]).windows == 0
@@ -256,11 +260,12 @@ class TestFill:
         assert report.tensors[-1].tiles == 4
         assert report.tensors[-1].bytes == 4 * 64 * 64 * 4
 
-    def test_steps_that_are_stored_are_not_read_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_steps_that_are_stored_are_not_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cutting, "_STEP_BYTES", 64 * 256 * 4)
-        with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        storage: dict[Any, Any] = {}
+        with DictTileStore(storage, tile_size=64) as store:
             chain(store, depth=1)[0].fill(sl[0:640, 0:256], progress=False)
-        watched = Watched(tmp_path / "store", tile_size=64)
+        watched = Watched(storage, tile_size=64)
         again, (f,) = chain(watched, depth=1)
         again.fill(sl[0:704, 0:256], progress=False)
         assert len(f.calls) == 4 * 16

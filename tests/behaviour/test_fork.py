@@ -407,7 +407,7 @@ class TestPickling:
         data = pickle.dumps(store)
         store.close()
         again = pickle.loads(data)  # noqa: S301
-        assert again._filters == store._filters
+        assert again._backend._filters == store._backend._filters
         assert torch.equal(again.open("shifted")[0:16, 0:16], expected)
 
     def test_a_tensor_in_memory_comes_without_its_windows(self) -> None:

@@ -184,13 +184,20 @@ def test_a_pickled_tensor_takes_what_is_stored_by_then(tmp_path: Path) -> None:
 def too_late(kind: Any, place: Any, make: Make) -> Make:
     """Opens a store that finds no tensor and goes to create it, when another one has just done so with tiles of 8."""
 
-    class TooLate(kind):  # type: ignore[misc]
-        def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
+    def too_late(**options: Any) -> PersistentTileStore:
+        store: PersistentTileStore = kind(place, **options)
+        backend = store._contents.storage.backend
+        create = backend.create
+
+        def create_late(*given: Any) -> None:
             with make(tile_size=8) as winner:
                 tensor(winner)[0:4, 0:4]
-            super()._write_definition(tensor_id, definition)
+            create(*given)
 
-    return lambda **options: TooLate(place, **options)
+        backend.create = create_late  # type: ignore[method-assign, assignment]
+        return store
+
+    return too_late
 
 
 def test_of_two_creators_one_without_a_size_adopts_the_winners(make: Make, too_late: Make) -> None:

@@ -26,6 +26,7 @@ from infinite_tensor import (
     ZarrTileStore,
     open_store,
 )
+from infinite_tensor.support.exit import flush_all
 from tests.support.counting import Counted
 from tests.support.interpreters import run
 
@@ -49,9 +50,10 @@ def place(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def close_all() -> None:
-    """Close what is open before its place is deleted."""
+    """Close what is open before its place is deleted, and wait for what dropped stores still write."""
     for store in list(infinite_tensor_stores.opening._shared.values()):
         store.close()
+    flush_all()
 
 
 def tensor(place: Any, f: Any = None, tensor_id: str = "t", **options: Any) -> InfiniteTensor:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,8 +30,8 @@ from infinite_tensor import (
     ZarrTileStore,
     open_store,
 )
+from infinite_tensor.tilestore.backend import TensorHandle
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor_stores.handles import TensorHandle
 from tests.support.building import line, numbers, overlapping
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
@@ -380,7 +381,9 @@ def named(store: PersistentTileStore, name: str, f: Counted) -> InfiniteTensor:
 def opened_of(store: PersistentTileStore) -> int:
     """How many tensors the store has open."""
     gc.collect()
-    return sum(isinstance(item, TensorHandle) and item.owner is store._contents.storage for item in gc.get_objects())
+    return sum(
+        isinstance(item, TensorHandle) and item.owner is store._contents.storage.backend for item in gc.get_objects()
+    )
 
 
 @pytest.mark.slow
@@ -494,3 +497,38 @@ def test_what_is_stored_at_the_second_attempt_is_there_once(tmp_path: Path, monk
         assert t[0:32].tolist() == [2.0] * 32
     with HDF5TileStore(tmp_path / "store.h5", mode="r") as store:
         assert store.open("t")[0:32].tolist() == [2.0] * 32
+
+
+# Stores of other authors.
+
+
+class Looked(DictTileStore):
+    """Counts the looks at documents."""
+
+    looks = 0
+
+    def _read_documents(self, names: Sequence[str]) -> list[Any]:
+        self.looks += len(names)
+        return super()._read_documents(names)
+
+
+def test_a_definition_is_read_once_for_an_open() -> None:
+    storage: dict[Any, Any] = {}
+    with DictTileStore(storage, tile_size=8) as store:
+        overlapping(store, Counted())[0:16, 0:16]
+    with Looked(storage) as looked:
+        looked.open("t")[0:16, 0:16]
+        assert looked.looks == 1
+
+
+def test_a_store_of_methods_is_freed_when_it_is_dropped_and_stores_the_rest() -> None:
+    storage: dict[Any, Any] = {}
+    f = Counted()
+    store = DictTileStore(storage, tile_size=8)
+    overlapping(store, f)[0:2, 0:2]
+    gone, tiles = weakref.ref(store), store._contents.tiles
+    del store
+    assert gone() is None
+    tiles.flush()
+    assert overlapping(DictTileStore(storage, tile_size=8), f)[0:2, 0:2].shape == (2, 2)
+    assert len(f.calls) == len(set(f.calls))

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from infinite_tensor.tilestore import Damage, Garbage
+from infinite_tensor.tilestore.documents import GROUP, name_of, sealed
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore, TensorInfo
 
 Index: TypeAlias = tuple[int, ...]
@@ -31,17 +32,26 @@ class DictTileStore(PersistentTileStore):
     def __str__(self) -> str:
         return f"DictTileStore({len(self.storage)} entries)"
 
-    def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
-        stored = self.storage.get((tensor_id, "definition"))
-        return None if stored is None else json.loads(stored)
+    def _read_documents(self, names: Sequence[str]) -> list[Any]:
+        return [_sealed(self.storage.get(self._key_of(name))) for name in names]
 
-    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        self.storage.setdefault((tensor_id, "definition"), json.dumps(definition))
+    def _create_document(self, name: str, document: dict[str, Any]) -> None:
+        group = name.startswith("g-")
+        key = (None, "group", document["group_id"]) if group else (document["tensor_id"], "definition")
+        self.storage.setdefault(key, json.dumps(document))
 
-    def _delete_tensor(self, tensor_id: str) -> None:
-        self.storage.pop((tensor_id, "definition"), None)
-        for key in [key for key in self.storage if key[0] == tensor_id]:
-            del self.storage[key]
+    def _delete_document(self, name: str) -> None:
+        key = self._key_of(name)
+        self.storage.pop(key, None)
+        if key is not None and key[0] is not None:
+            for mine in [mine for mine in self.storage if mine[0] == key[0]]:
+                del self.storage[mine]
+
+    def _list_documents(self, kind: str) -> list[str]:
+        return [name for name in map(_name_of, list(self.storage)) if name is not None and name.startswith(kind)]
+
+    def _key_of(self, name: str) -> Any:
+        return next((key for key in list(self.storage) if _name_of(key) == name), None)
 
     def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
         found = [self._read_log((tensor_id, "tile", tile)) for tile in tile_indices]
@@ -79,22 +89,6 @@ class DictTileStore(PersistentTileStore):
     def _read_log(self, key: tuple[str, str, Index]) -> PartialTile | None:
         return PartialTile.from_log(self.storage.get(key, ()), str(key), self)
 
-    def _list_tensors(self) -> list[str]:
-        return [key[0] for key in list(self.storage) if key[1] == "definition"]
-
-    def _read_group(self, group_id: str) -> dict[str, Any] | None:
-        stored = self.storage.get((None, "group", group_id))
-        return None if stored is None else json.loads(stored)
-
-    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        self.storage.setdefault((None, "group", group_id), json.dumps(definition))
-
-    def _delete_group(self, group_id: str) -> None:
-        self.storage.pop((None, "group", group_id), None)
-
-    def _list_groups(self) -> list[str]:
-        return [key[2] for key in list(self.storage) if key[0] is None]
-
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         mine = {key: log for key, log in list(self.storage.items()) if key[0] == tensor_id and log}
         logs = {key: log for key, log in mine.items() if key[1] != "definition"}
@@ -103,7 +97,6 @@ class DictTileStore(PersistentTileStore):
         return TensorInfo(tensor_id, definition, complete, len(logs) - complete, size, "memory")
 
     def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        self.tensor_definition(tensor_id)
         found = []
         for key, log in list(self.storage.items()):
             if key[0] != tensor_id or key[1] == "definition":
@@ -128,3 +121,22 @@ class DictTileStore(PersistentTileStore):
         ]
         sizes = [sum(map(len, self.storage.pop(key))) for key in garbage]
         return Garbage(len(garbage), sum(sizes))
+
+
+def _name_of(key: Any) -> str | None:
+    if key[1] == "definition":
+        return name_of(key[0])
+    return name_of(key[2], GROUP) if key[1] == "group" else None
+
+
+def _sealed(text: str | None) -> Any:
+    """The document as its own writer would have left it: what a test changes has the right digest."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        return sealed(found) if isinstance(found, dict) else ValueError("no JSON object")
+    except RecursionError:
+        return ValueError("nested too deep")
+    except ValueError as error:
+        return error

@@ -12,6 +12,8 @@ _PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
 if TYPE_CHECKING:
 
     class SQLiteTileStore(PersistentTileStore):
+        _create_document: Any = None
+        _delete_document: Any = None
         _read_tiles: Any = None
         _write_tiles: Any = None
         _read_partials: Any = None

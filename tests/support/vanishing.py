@@ -148,7 +148,7 @@ class VanishingPlaceTests:
 
     def test_a_definition_that_was_read_before_another_store_recreated_the_tensor_binds_nothing(self) -> None:
         store, t = self.filled()
-        definition = store.tensor_definition("t")
+        stored = store._contents.stored("t")
         with self.open(tile_size=8) as other:
             other.clear_tensor("t")
             new = halves(other)
@@ -156,7 +156,7 @@ class VanishingPlaceTests:
             other.flush()
             bound = []
             with contextlib.suppress(OSError):
-                bound.append(store._bind_tensor("t", definition))
+                bound.append(store._contents.storage.backend.tensor(stored))
             with pytest.raises(StoreError, match=REMADE):
                 t[200:208]
             assert new[100:108].tolist() == [25] * 4 + [26] * 4

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.tilestore.documents import GROUP, TENSOR, name_of
+from infinite_tensor.tilestore.backend import Backend
+from infinite_tensor.tilestore.documents import GROUP, TENSOR, Document, name_of
 from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
-from infinite_tensor_stores.handles import HandleStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor_stores.hdf5 import members
 from infinite_tensor_stores.hdf5.file import ROOT, SharedFile, check_place, leave_file, open_file
 from infinite_tensor_stores.hdf5.tensor import HDF5Tensor
 from infinite_tensor_stores.targets import MODES, Mode, absolute, check_mode, local_path, shown
 
 
-class HDF5TileStore(HandleStore[HDF5Tensor]):
+class HDF5TileStore(PersistentTileStore):
     """Keeps tensors in one HDF5 file.
 
     Only one process can open the file at a time, because HDF5 locks it. Within a process, stores of the same file share
@@ -92,10 +95,10 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             raise ValidationError(f"filepath must be a path or a file:// URL, got {filepath!r}")
         self.filepath = absolute(filepath)
         self.mode = check_mode(mode, MODES)
-        self._path = local_path(os.fspath(self.filepath))
+        path = local_path(os.fspath(self.filepath))
         self._compression = compression, compression_opts
-        self._filters = _filters(compression, compression_opts)
-        self._file: SharedFile | None = None
+        filters = _filters(compression, compression_opts)
+        self._backend = HDF5Backend(path, self.mode, filters, flush_interval, str(self))
         super().__init__(
             tile_size,
             cache_size_bytes,
@@ -103,13 +106,9 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             flush_interval=flush_interval,
             read_only=mode == "r",
             workers=workers,
+            backend=self._backend,
         )
-        # Mode "a" creates nothing yet: `_writable` does, before the first write.
-        self._is_new = self.mode == "a" and not os.path.lexists(self._path)
-        if self._is_new:
-            check_place(self._path, self)
-        else:
-            self._open(self.mode)
+        self._backend.open()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path and the options.
@@ -117,7 +116,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         Another process can open the file once this process has closed it.
         """
         own = dict(zip(("compression", "compression_opts"), self._compression, strict=True))
-        mode: Mode = "r" if self.read_only else "a" if self._is_new else "r+"
+        mode: Mode = "r" if self.read_only else "a" if self._backend.is_new else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.filepath,)
 
     @property
@@ -128,13 +127,52 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def __str__(self) -> str:
         return f"HDF5TileStore({shown(self.filepath)!r}, mode={self.mode!r})"
 
-    # The file.
+
+class HDF5Backend(Backend):
+    """Tensors in an HDF5 file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    mode : str
+        One of `MODES`.
+    filters : h5py.h5p.PropDCID
+        How tiles are compressed.
+    flush_interval : float
+        Seconds after which written data is flushed to the file.
+    name : str
+        The name of the store, for messages.
+
+    Attributes
+    ----------
+    is_new : bool
+        Whether the file is created by the first write.
+    """
+
+    def __init__(self, path: Path, mode: str, filters: Any, flush_interval: float, name: str) -> None:
+        self._path, self._mode, self._filters, self._flush_interval = path, mode, filters, flush_interval
+        self._name = name
+        self._file: SharedFile | None = None
+        self.is_new = False
+
+    def __str__(self) -> str:
+        return self._name
+
+    def open(self) -> None:
+        """Open the file, or create it. Mode "a" creates nothing yet: `_writable` does, before the first write."""
+        self.is_new = self._mode == "a" and not os.path.lexists(self._path)
+        if self.is_new:
+            check_place(self._path, self)
+        else:
+            self._open(self._mode)
 
     def _open(self, mode: str) -> None:
-        self._file = open_file(self._path, mode, self, writable=not self.read_only)
+        self._file = open_file(self._path, mode, self, writable=self._mode != "r")
 
-    def _resume(self) -> None:
-        if not self._is_new:
+    def resume(self) -> None:
+        """See `Backend`."""
+        if not self.is_new:
             self._open("r")
 
     def _opened_file(self) -> SharedFile:
@@ -143,18 +181,19 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         return self._file
 
     def _writable(self) -> SharedFile:
-        if self._is_new:
+        if self.is_new:
             self._open("a")
-            self._is_new = False
+            self.is_new = False
         return self._opened_file()
 
     @property
-    def _vanished(self) -> bool:
-        return not self._is_new and self._opened_file().vanished
+    def vanished(self) -> bool:
+        """Whether the whole store was deleted after opening."""
+        return not self.is_new and self._opened_file().vanished
 
     def _existing(self) -> SharedFile | None:
         """Return the file, or None if neither this store nor another has created it."""
-        return self._writable() if not self._is_new or os.path.lexists(self._path) else None
+        return self._writable() if not self.is_new or os.path.lexists(self._path) else None
 
     def _found(self) -> SharedFile | None:
         """Return the file as `_existing` does, but raise StoreError if it has vanished."""
@@ -163,25 +202,28 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             raise vanished(self)
         return file
 
-    def _flush_backend(self) -> None:
+    def flush(self) -> None:
+        """See `Backend`."""
         if self._file is not None:
             self._file.flush()
 
-    def _close_backend(self) -> None:
-        super()._close_backend()
+    def close(self) -> None:
+        """See `Backend`."""
         if self._file is not None:
             leave_file(self._file, self)
             self._file = None
 
     # Documents are datasets. Each tensor and each TensorGroup has an HDF5 group.
 
-    def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
+    def read_documents(self, names: Sequence[str]) -> list[Document]:
+        """See `Backend`."""
         if (file := self._found()) is None:
             return [None] * len(names)
         with file.opened(self) as root:
             return [members.document_in(members.group_at(root, name)) for name in names]
 
-    def _create_document(self, name: str, document: dict[str, Any]) -> None:
+    def create_document(self, name: str, document: dict[str, Any]) -> None:
+        """See `Backend`."""
         data = _as_text(document)
         file = self._writable()
         with file.changing(self, data.nbytes) as root:
@@ -192,7 +234,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 group[members.DEFINITION] = data
                 root[name] = group
 
-    def _replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    def replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """See `Backend`."""
         data = _as_text(new)
         file = self._writable()
         with file.changing(self, data.nbytes) as root:
@@ -202,42 +245,51 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 # Later data may be written where the old definition was.
                 file.flush()
 
-    def _delete_document(self, name: str) -> None:
+    def delete_document(self, name: str) -> None:
+        """See `Backend`."""
         if (file := self._existing()) is not None:
             with file.changing(self, None):
                 file.delete(name)
 
-    def _list_documents(self, kind: str) -> list[str]:
+    def list_documents(self, kind: str) -> list[str]:
+        """See `Backend`."""
         if (file := self._found()) is None:
             return []
         with file.opened(self) as root:
             return members.names_in(root, kind)
 
-    def _document_path(self, name: str) -> str:
+    def document_path(self, name: str) -> str:
+        """See `Backend`."""
         return f"/{ROOT}/{name}/{members.DEFINITION}"
 
     # Tensors.
 
-    def _handle_of(self, definition: Mapping[str, Any]) -> HDF5Tensor:
-        return HDF5Tensor(self._opened_file(), definition, self._filters, self._contents.storage, self._flush_interval)
+    def tensor(self, stored: StoredTensor) -> HDF5Tensor:
+        """See `Backend`."""
+        return HDF5Tensor(self._opened_file(), stored, self._filters, self, self._flush_interval)
 
     # Reports about the store.
 
-    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
+    def describe(self, stored: StoredTensor) -> TensorInfo:
+        """See `Backend`."""
         with self._opened_file().opened(self) as root:
-            group = root[name_of(tensor_id)]
+            group = root[name_of(stored.tensor_id)]
             tiles, begun = members.tiles_in(group)
-            stored = members.sizes(group, [name for name in members.names_in(group) if name != members.DEFINITION])
-            return TensorInfo(tensor_id, definition, len(tiles), len(begun - tiles), sum(stored), group.name)
+            sizes = members.sizes(group, [name for name in members.names_in(group) if name != members.DEFINITION])
+            counts = len(tiles), len(begun - tiles), sum(sizes)
+            return TensorInfo(stored.tensor_id, dict(stored.fields), *counts, group.name)
 
-    def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002
+    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize:  # noqa: ARG002
+        """See `Backend`."""
         with self._opened_file().opened(self) as root:
-            return StoredSize(len(members.tiles_in(root[name_of(tensor_id)])[0]), None)
+            return StoredSize(len(members.tiles_in(root[name_of(stored.tensor_id)])[0]), None)
 
-    def _collect_garbage(self) -> Garbage:
+    def collect_garbage(self) -> Garbage:
+        """See `Backend`."""
         return self._swept(complete=True)
 
-    def _drop_partials(self, older_than: float) -> Garbage:
+    def drop_partials(self, older_than: float) -> Garbage:
+        """See `Backend`."""
         if older_than:
             raise keeps_no_times(self)
         return self._swept(complete=False)

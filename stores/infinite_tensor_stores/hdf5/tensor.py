@@ -15,12 +15,13 @@ import torch
 from h5py import h5d, h5p, h5s, h5t
 
 from infinite_tensor.geometry.points import Index, inside
-from infinite_tensor.tilestore.documents import largest_part, layout_of, name_of
+from infinite_tensor.tilestore.backend import TensorHandle
+from infinite_tensor.tilestore.documents import name_of
 from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.messages import cleared_elsewhere, remade_elsewhere
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.values.dtypes import stored_dtype, to_stored
-from infinite_tensor_stores.handles import TensorHandle
+from infinite_tensor.tilestore.stored_definition import StoredTensor
+from infinite_tensor.values.dtypes import from_stored, stored_dtype, to_stored
 from infinite_tensor_stores.hdf5 import members
 from infinite_tensor_stores.hdf5.file import ROOT, SharedFile
 
@@ -42,12 +43,12 @@ class HDF5Tensor(TensorHandle):
     ----------
     file : SharedFile
         The file that contains the tensor.
-    definition : mapping
+    stored : StoredTensor
         The definition of the tensor.
     filters : h5py.h5p.PropDCID
         How tiles are compressed.
     owner : object
-        The store; messages show its str.
+        The backend; messages show its str.
     flush_interval : float
         Seconds after which written data is flushed to the file.
 
@@ -58,12 +59,12 @@ class HDF5Tensor(TensorHandle):
     """
 
     def __init__(
-        self, file: SharedFile, definition: Mapping[str, Any], filters: Any, owner: object, flush_interval: float
+        self, file: SharedFile, stored: StoredTensor, filters: Any, owner: object, flush_interval: float
     ) -> None:
-        tensor, layout = layout_of(definition)
-        super().__init__(definition["tensor_id"], layout, owner)
+        layout, name = stored.layout, name_of(stored.tensor_id)
+        super().__init__(stored.tensor_id, layout, owner)
         self._file, self._flush_interval = file, flush_interval
-        self._most = largest_part(tensor, layout)
+        self._most = stored.largest_part
         self._dtype = np.dtype(stored_dtype(layout.dtype))
         self._type = h5t.py_create(self._dtype, logical=True)
         self._space = h5s.create_simple(layout.tile_shape)
@@ -73,12 +74,12 @@ class HDF5Tensor(TensorHandle):
         self._access = h5p.create(h5p.DATASET_ACCESS)
         self._access.set_chunk_cache(1, 0, 1.0)
         with file.opened(owner):
-            self._group = file.group(name_of(self.tensor_id))
-            stored = members.document_in(self._group)
-        if not isinstance(stored, dict) or stored.get("incarnation") != definition["incarnation"]:
+            self._group = file.group(name)
+            found = members.document_in(self._group)
+        if not isinstance(found, dict) or found.get("incarnation") != stored.incarnation:
             raise OSError("the tensor has just been cleared elsewhere; try again")
-        self._path = f"/{ROOT}/{name_of(self.tensor_id)}"
-        self._place = f"{self._path}/{definition['incarnation']}"
+        self._path = f"/{ROOT}/{name}"
+        self._place = f"{self._path}/{stored.incarnation}"
 
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
         """Read complete tiles."""
@@ -87,7 +88,8 @@ class HDF5Tensor(TensorHandle):
             # One lock for each tile, so that reads and background writes take turns.
             with self._file.opened(self.owner):
                 block = self._read(_name(tile))
-            found.append(self.tile_from(tile, block))
+            intact = self.intact(tile, block)
+            found.append(None if intact is None else from_stored(intact, self.layout.dtype))
         return found
 
     def _read(self, name: str) -> Block | Exception | None:
@@ -132,7 +134,7 @@ class HDF5Tensor(TensorHandle):
             if not self.released:
                 self._check_there()
             logs = [(name, self._log(name)) for name in map(_name, tiles)]
-        return [self.partial_from(f"{self._place}/{name}", log) for name, log in logs]
+        return [PartialTile.from_log(log, f"{self._place}/{name}", self.owner) for name, log in logs]
 
     def _log(self, tile: str) -> list[bytes | Exception]:
         """Return the parts of the log of an incomplete tile. A damaged part is an exception."""
@@ -177,12 +179,12 @@ class HDF5Tensor(TensorHandle):
         with self._file.opened(self.owner):
             return "" if self._is_gone else str(self._group.attrs.get("drops", ""))
 
-    def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
+    def find(self, tiles: Sequence[Index]) -> list[bool]:
         """Return for each tile whether it is complete."""
         with self._file.opened(self.owner):
             return [not self._is_gone and members.has(self._group, _name(tile)) for tile in tiles]
 
-    def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+    def find_in(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """Find complete tiles and logs in a box of tiles.
 
         Return the set of complete tiles, and the set of tiles with a log.

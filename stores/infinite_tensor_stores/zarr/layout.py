@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.tilestore.documents import largest_part, layout_of, name_of
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.documents import name_of
+from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition, Json, json_scalar, names_of, scalar_from_json
 from infinite_tensor.values.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.files import parsed
@@ -32,7 +32,6 @@ _LONGEST_LOG = 10**6
 _TEMPORARY = re.compile(r"[^/]*\.[0-9a-f]{32}\.partial")
 
 
-@dataclass(frozen=True)
 class Place:
     """Keys of the objects for one tensor.
 
@@ -40,65 +39,41 @@ class Place:
 
     Attributes
     ----------
-    name : str
-        The name of the tensor's group.
-    definition : mapping
+    stored : StoredTensor
         The stored definition of the tensor.
     layout : TileLayout
         The tiles of the tensor, each of which is a chunk.
     origin : tuple of int
         The index of pixel 0 in the array.
-    largest_part : int
-        The largest allowed size of a part of a log, in bytes.
+    group : str
+        Key of the document with the definition.
+    array, logs : str
+        Folders of the array with the complete tiles, and of the logs of partial tiles.
+    shared : str
+        Key of the announcement; see `Writers` in `zarr.tensor`.
+    drops : str
+        Key of an object with a random text, replaced whenever tiles are deleted.
+
+    Raises
+    ------
+    ValueError
+        If the definition is invalid.
     """
 
-    name: str
-    definition: Mapping[str, Any]
-    layout: TileLayout
-    origin: Index
-    largest_part: int
-
-    @classmethod
-    def of(cls, definition: Mapping[str, Any]) -> Place:
-        """Create the `Place` for a stored definition.
-
-        Raise ValueError if the definition is invalid.
-        """
-        tensor, layout = layout_of(definition)
-        origin = origin_of(layout.shape, layout.tile_shape)
-        if definition.get("origin") != list(origin):
-            raise ValueError(f"the origin is {definition.get('origin')!r:.200}, not {list(origin)}")
-        return cls(name_of(definition["tensor_id"]), definition, layout, origin, largest_part(tensor, layout))
-
-    @property
-    def group(self) -> str:
-        """Key of the document with the definition."""
-        return f"{self.name}/{DOCUMENT}"
-
-    @property
-    def array(self) -> str:
-        """Folder of the array with the complete tiles."""
-        return f"{self.name}/{folder_of_tiles(self.definition)}"
-
-    @property
-    def logs(self) -> str:
-        """Folder with the logs of partial tiles."""
-        return f"{self.name}/partial-{self.definition['incarnation']}"
-
-    @property
-    def shared(self) -> str:
-        """Key of the announcement; see `Writers` in `zarr.tensor`."""
-        return f"{self.logs}/shared"
-
-    @property
-    def drops(self) -> str:
-        """Key of an object with a random text, replaced whenever tiles are deleted."""
-        return f"{self.logs}/drops"
+    def __init__(self, stored: StoredTensor) -> None:
+        self.stored, self.layout = stored, stored.layout
+        self.origin = checked_origin(stored)
+        name = name_of(stored.tensor_id)
+        self.group = f"{name}/{DOCUMENT}"
+        self.array = f"{name}/{folder_of_tiles(stored)}"
+        self.logs = f"{name}/partial-{stored.incarnation}"
+        self.shared = f"{self.logs}/shared"
+        self.drops = f"{self.logs}/drops"
+        self._first = [o // n for o, n in zip(self.origin, self.layout.tile_shape, strict=True)]
 
     def chunk(self, tile: Index) -> str:
         """Return the key of a complete tile."""
-        chunk = [i + o // n for i, o, n in zip(tile, self.origin, self.layout.tile_shape, strict=True)]
-        return f"{self.array}/c/{'/'.join(map(str, chunk))}"
+        return f"{self.array}/c/{'/'.join(map(str, map(operator.add, tile, self._first)))}"
 
     def log(self, tile: Index) -> str:
         """Return the key prefix for the log of a partial tile.
@@ -115,7 +90,7 @@ class Place:
         chunk = _ints(key.removeprefix(f"{self.array}/c/").split("/"))
         if chunk is None or len(chunk) != len(self.origin):
             return None
-        tile = tuple([i - o // n for i, o, n in zip(chunk, self.origin, self.layout.tile_shape, strict=True)])
+        tile = tuple(map(operator.sub, chunk, self._first))
         return tile if self.chunk(tile) == key else None
 
     def tile_of_part(self, key: str) -> tuple[Index, int] | None:
@@ -148,27 +123,35 @@ def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
     )
 
 
-def tensor_document(definition: Mapping[str, Any]) -> bytes:
+def checked_origin(stored: StoredTensor) -> Index:
+    """Return the array index of pixel 0. Raise ValueError if the definition has another one."""
+    origin, found = origin_of(stored.layout.shape, stored.layout.tile_shape), stored.fields.get("origin")
+    if found != list(origin):
+        raise ValueError(f"the origin is {found!r:.200}, not {list(origin)}")
+    return origin
+
+
+def tensor_document(stored: StoredTensor) -> bytes:
     """Return the ``zarr.json`` of a tensor's group.
 
     It contains the definition, and metadata for other programs. This metadata follows from the definition, and this
     library never reads it.
     """
-    ome = ome_of(definition, folder_of_tiles(definition))
-    return group_document(definition, None if ome is None else {OME: ome})
+    ome = ome_of(stored, folder_of_tiles(stored))
+    return group_document(stored.fields, None if ome is None else {OME: ome})
 
 
-def folder_of_tiles(definition: Mapping[str, Any]) -> str:
+def folder_of_tiles(stored: StoredTensor) -> str:
     """Return the name of the array with the complete tiles."""
-    return f"tiles-{definition['incarnation']}"
+    return f"tiles-{stored.incarnation}"
 
 
-def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
+def array_document(stored: StoredTensor) -> dict[str, Any]:
     """Return the ``zarr.json`` of the array with the complete tiles.
 
     Other programs need this document to open the array. It is computed from the definition alone.
     """
-    tensor, layout = layout_of(definition)
+    tensor, layout = stored.definition, stored.layout
     middle = origin_of(layout.shape, layout.tile_shape)
     return {
         "zarr_format": 3,
@@ -178,15 +161,15 @@ def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(layout.tile_shape)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": _fill_value(tensor),
-        "codecs": definition.get("codecs"),
+        "codecs": stored.fields.get("codecs"),
         "attributes": {ATTRIBUTE: {"origin": list(middle)}},
         "dimension_names": list(names_of(tensor.dims, len(layout.shape))),
     }
 
 
-def array_bytes(definition: Mapping[str, Any]) -> bytes:
+def array_bytes(stored: StoredTensor) -> bytes:
     """Return `array_document` as stored."""
-    return dumped(array_document(definition))
+    return dumped(array_document(stored))
 
 
 def is_temporary(key: str, of: str | None = None) -> bool:
@@ -259,23 +242,23 @@ def member_in(attributes: Mapping[str, Any]) -> str | None:
     return None
 
 
-def redefined(document: bytes, definition: Mapping[str, Any]) -> bytes:
+def redefined(document: bytes, new: StoredTensor) -> bytes:
     """Replace the definition in the ``zarr.json`` of a tensor's group.
 
-    Attributes of others are kept. `definition` may have names that the tensor lacked, so that it becomes OME-Zarr.
+    Attributes of others are kept. `new` may have names that the tensor lacked, so that it becomes OME-Zarr.
     """
-    found, new = parsed(document), parsed(tensor_document(definition))["attributes"]
-    attributes = {**new, **found.get("attributes", {}), ATTRIBUTE: new[ATTRIBUTE]}
+    found, ours = parsed(document), parsed(tensor_document(new))["attributes"]
+    attributes = {**ours, **found.get("attributes", {}), ATTRIBUTE: ours[ATTRIBUTE]}
     return dumped({**found, "attributes": attributes})
 
 
-def renamed(document: bytes, definition: Mapping[str, Any]) -> bytes:
+def renamed(document: bytes, new: StoredTensor) -> bytes:
     """Set the names of dimensions in the ``zarr.json`` of a tensor's array.
 
     A damaged document is returned unchanged.
     """
     found = _readable(document)
-    return dumped({**found, "dimension_names": array_document(definition)["dimension_names"]}) if found else document
+    return dumped({**found, "dimension_names": array_document(new)["dimension_names"]}) if found else document
 
 
 def array_in(document: bytes) -> str | None:
@@ -322,26 +305,26 @@ def dumped(document: Mapping[str, Any]) -> bytes:
 # Metadata for readers of OME-Zarr 0.5 in a tensor's group (https://ngff.openmicroscopy.org/0.5).
 
 
-def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+def ome_of(stored: StoredTensor, path: str) -> dict[str, Any] | None:
     """Return the OME-Zarr attribute for a tensor's group.
 
     Return None if `why_no_ome` gives a reason.
 
     Parameters
     ----------
-    definition : mapping
+    stored : StoredTensor
         The stored definition of the tensor.
     path : str
         Path of the tensor's array within the group.
     """
-    tensor, _ = layout_of(definition)
-    if _misfit(tensor) is not None or tensor.dims is None:
+    tensor = stored.definition
+    if why_no_ome(tensor) is not None or tensor.dims is None:
         return None
     return {
         "version": _VERSION,
         "multiscales": [
             {
-                "name": definition["tensor_id"],
+                "name": stored.tensor_id,
                 "axes": [{"name": name, "type": _TYPES[name]} for name in tensor.dims],
                 "datasets": [
                     {
@@ -355,15 +338,11 @@ def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
     }
 
 
-def why_no_ome(definition: Mapping[str, Any]) -> str | None:
+def why_no_ome(tensor: Definition) -> str | None:
     """Explain why a tensor has no OME-Zarr metadata.
 
     Return None if the tensor has OME-Zarr metadata.
     """
-    return _misfit(layout_of(definition)[0])
-
-
-def _misfit(tensor: Definition) -> str | None:
     ndim, dims = len(tensor.shape), tensor.dims
     if None in tensor.shape:
         return f"OME-Zarr needs finite arrays, and shape {tensor.shape} is unbounded"

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.documents import GROUP, TENSOR
 from infinite_tensor.tilestore.inventory import Garbage
-from infinite_tensor.tilestore.stored_definition import FORMAT
+from infinite_tensor.tilestore.stored_definition import FORMAT, StoredTensor
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, left_alone, read_file
 from infinite_tensor_stores.homes import Home, Stored, StoreHome, batches
 from infinite_tensor_stores.many import each
@@ -79,8 +79,8 @@ class Root:
     ----------
     home : Home
         The objects of the store.
-    owner : object
-        The store; messages show its str.
+    owner : str
+        The name of the store, for messages.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Root:
         Whether there was no store yet when last looked at.
     """
 
-    def __init__(self, home: Home, owner: object) -> None:
+    def __init__(self, home: Home, owner: str) -> None:
         self._home = home
         self._owner = owner
         self.is_new = False
@@ -381,15 +381,10 @@ class Sweep:
     definition_of : callable
         ``definition_of(name)`` returns the definition of a tensor, or None if there is none. It raises ValueError or
         StoreError if the definition cannot be read.
-
-    Attributes
-    ----------
-    logs : list of str
-        Prefixes of the deleted logs.
     """
 
-    def __init__(self, home: Home, root: Root, definition_of: Callable[[str], Mapping[str, Any] | None]) -> None:
-        self.logs: list[str] = []
+    def __init__(self, home: Home, root: Root, definition_of: Callable[[str], StoredTensor | None]) -> None:
+        self._logs = 0
         self._home = home
         self._root = root
         self._definition = definition_of
@@ -428,7 +423,7 @@ class Sweep:
             if DOCUMENT in inside:
                 with left_alone():
                     self._delete_logs(name, old)
-        return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
+        return replace(self._collected, partial_tiles=self._logs, partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
         """Delete the logs of a tensor, for the tiles returned by `chosen`.
@@ -454,7 +449,7 @@ class Sweep:
         each(drop, tiles, self._home.at_once)
         for log in map(logs.__getitem__, tiles):
             self._collected += Garbage(len(log), sum(part.size for part in log.values()))
-        self.logs += map(place.log, tiles)
+        self._logs += len(tiles)
 
     def _complete(self, place: Place, tiles: Iterable[Index]) -> list[Index]:
         wanted = list(tiles)
@@ -465,7 +460,7 @@ class Sweep:
             definition = self._definition(name)
         except (ValueError, StoreError):
             return None
-        return None if definition is None else Place.of(definition)
+        return None if definition is None else Place(definition)
 
     def _sweep_temporary_files(self, keys: list[str]) -> None:
         sizes = self._home.sizes(keys)
@@ -490,7 +485,7 @@ class Sweep:
             definition = self._definition(name)
         except (ValueError, StoreError):
             return True
-        return definition is not None and definition["incarnation"] == incarnation
+        return definition is not None and definition.incarnation == incarnation
 
 
 def _is_old(stored: Stored, latest: float) -> bool:

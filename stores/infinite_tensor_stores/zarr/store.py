@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,16 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.documents import GROUP, layout_of
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.tilestore.backend import Backend
+from infinite_tensor.tilestore.definitions import Documents
+from infinite_tensor.tilestore.documents import GROUP, Document, intact, name_of, sealed
 from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.dtypes import stored_dtype
-from infinite_tensor_stores.handles import HandleStore
-from infinite_tensor_stores.homes import DEFAULT_CONCURRENCY
+from infinite_tensor_stores.homes import DEFAULT_CONCURRENCY, Home
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
     MODES,
@@ -36,6 +40,7 @@ from infinite_tensor_stores.zarr.layout import (
     Place,
     array_bytes,
     attributes_in,
+    checked_origin,
     group_document,
     incarnation_of,
     origin_of,
@@ -48,7 +53,7 @@ from infinite_tensor_stores.zarr.root import Root, Sweep, logs_in
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
 
 
-class ZarrTileStore(HandleStore[ZarrTensor]):
+class ZarrTileStore(PersistentTileStore):
     """Keeps tensors in a Zarr store (format 3), with one group per tensor.
 
     The group contains an array with the complete tiles.
@@ -122,7 +127,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self._timeout = check_timeout(timeout)
         self._concurrency = check_concurrency(concurrency)
         self._home = home_of(self.target, storage_options, read_only, self._timeout, self._concurrency)
-        self._created: str | None = None
+        self._backend = ZarrBackend(self._home, self.mode, compressors, str(self))
         super().__init__(
             tile_size,
             cache_size_bytes,
@@ -130,10 +135,10 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             flush_interval=flush_interval,
             read_only=read_only,
             workers=workers,
+            backend=self._backend,
         )
         self._contents.shared = not self._home.in_memory
-        self._root = Root(self._home, self._contents.storage)
-        self._root.open(self.mode)
+        self._backend.root.open(self.mode)
 
     def __str__(self) -> str:
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
@@ -149,7 +154,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             "concurrency": self._concurrency,
             "compressors": self._compressors,
         }
-        mode: Mode = "r" if self.read_only else "a" if self._root.is_new else "r+"
+        mode: Mode = "r" if self.read_only else "a" if self._backend.root.is_new else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.target,)
 
     @property
@@ -161,61 +166,101 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         addressed = not isinstance(self.target, Store) or isinstance(self.target, LocalStore)
         return shown(self.target) if addressed else None
 
+
+class ZarrBackend(Backend):
+    """Tensors in a home of objects, one Zarr group for each.
+
+    Parameters
+    ----------
+    home : Home
+        The objects of the store.
+    mode : str
+        One of `MODES`.
+    compressors : zarr codec, sequence of them, "auto" or None
+        How new tensors are compressed.
+    name : str
+        The name of the store, for messages.
+    """
+
+    def __init__(self, home: Home, mode: str, compressors: Any, name: str) -> None:
+        self.root = Root(home, name)
+        self._home, self._mode, self._compressors, self._name = home, mode, compressors, name
+        self._created: str | None = None
+        renew_in_children(self)
+
+    def __str__(self) -> str:
+        return self._name
+
     def _renew_after_fork(self) -> None:
-        super()._renew_after_fork()
         self._created = None
-        for handle in self._bound():
-            handle.writers.leave()
-
-    def _resume(self) -> None:
-        self._root.open("a" if self.mode in ("w", "w-") else self.mode)
 
     @property
-    def _vanished(self) -> bool:
-        return not self._root.is_new and self._home.get([DOCUMENT]) == [None]
+    def vanished(self) -> bool:
+        """Whether the whole store was deleted after opening."""
+        return not self.root.is_new and self._home.get([DOCUMENT]) == [None]
 
     @property
-    def _is_near(self) -> bool:
+    def is_near(self) -> bool:
+        """See `Backend`."""
         return self._home.is_near
 
     # Documents: each is in the attributes of a Zarr group. A TensorGroup is a Zarr group without arrays.
 
-    def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
-        root, *found = self._home.get([DOCUMENT, *map(self._document_path, names)])
-        if root is None and not self._root.is_new and (not found or None in found):
+    def read_documents(self, names: Sequence[str]) -> list[Document]:
+        """See `Backend`."""
+        root, *found = self._home.get([DOCUMENT, *map(self.document_path, names)])
+        if root is None and not self.root.is_new and (not found or None in found):
             raise vanished(self)
-        if root is not None and self._root.is_new:
+        if root is not None and self.root.is_new:
             # Another process has created the store.
-            self._root.open("r+")
+            self.root.open("r+")
         return list(map(_definition_in, found))
 
-    def _create_document(self, name: str, document: dict[str, Any]) -> None:
-        self._root.begin()
+    def create_document(self, name: str, document: dict[str, Any]) -> None:
+        """See `Backend`."""
+        self.root.begin()
         if name.startswith(GROUP):
-            self._home.create({self._document_path(name): group_document(document)})
-            return
-        place = Place.of(document)
-        self._home.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
-        if self._home.create({self._document_path(name): tensor_document(document)}) == [True]:
-            self._created = document["incarnation"]
+            self._home.create({self.document_path(name): group_document(document)})
         else:
-            winner = self._read_definition(document["tensor_id"])
-            # The creation may have succeeded and then been reported as failed, so compare the incarnations.
-            if winner is not None and winner["incarnation"] != document["incarnation"]:
-                self._home.delete_folders([place.array])
+            self._create(Place(StoredTensor.from_json(document)))
 
-    def _replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-        place = Place.of(new)
+    def create(self, definition: dict[str, Any], original: Mapping[str, Any] | None) -> None:
+        """See `Backend`."""
+        stored = StoredTensor.from_json(definition)
+        # Keep the compression of the original, unless `compressors` was given.
+        if original is not None and isinstance(self._compressors, str) and "codecs" in original:
+            codecs = original["codecs"]
+        else:
+            codecs = codecs_of(stored_dtype(stored.layout.dtype), self._compressors)
+        origin = list(origin_of(stored.layout.shape, stored.layout.tile_shape))
+        self.root.begin()
+        self._create(Place(replace(stored, fields=sealed({**definition, "origin": origin, "codecs": codecs}))))
+
+    def _create(self, place: Place) -> None:
+        stored = place.stored
+        self._home.put({f"{place.array}/{DOCUMENT}": array_bytes(stored)})
+        if self._home.create({place.group: tensor_document(stored)}) == [True]:
+            self._created = stored.incarnation
+            return
+        (winner,) = self.read_documents([name_of(stored.tensor_id)])
+        # The creation may have succeeded and then been reported as failed, so compare the incarnations.
+        if isinstance(winner, dict) and winner.get("incarnation") != stored.incarnation:
+            self._home.delete_folders([place.array])
+
+    def replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """See `Backend`."""
+        place = Place(StoredTensor.from_json(new))
         with self._home.alone_in(name):
             group, array = self._home.get([place.group, f"{place.array}/{DOCUMENT}"])
             if group is None or _definition_in(group) != old:
                 return
             # The array first. After a kill in between, the next call finds the names missing in the definition.
             if array is not None:
-                self._home.put({f"{place.array}/{DOCUMENT}": renamed(array, new)})
-            self._home.put({place.group: redefined(group, new)})
+                self._home.put({f"{place.array}/{DOCUMENT}": renamed(array, place.stored)})
+            self._home.put({place.group: redefined(group, place.stored)})
 
-    def _delete_document(self, name: str) -> None:
+    def delete_document(self, name: str) -> None:
+        """See `Backend`."""
         # Without the lock, another process clearing the same tensor could delete a tensor created afterwards.
         with self._home.alone_in(name):
             incarnations = self._undefined(name)
@@ -227,15 +272,19 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
         Return the incarnations of the tensor. The caller deletes their folders ``tiles-...`` and ``partial-...``.
         """
-        key = self._document_path(name)
+        key, documents = self.document_path(name), Documents(self)
         (document,) = self._home.get([key])
         if document is None:
             return set()
         try:
-            incarnations = {(self._documents.definition_in(name, _definition_in(document)) or {}).get("incarnation")}
+            incarnations: set[str | None] = set()
+            if name.startswith(GROUP):
+                intact(_definition_in(document), name)
+            elif stored := documents.tensor_in(name, _definition_in(document)):
+                incarnations = {stored.incarnation}
         except (ValueError, StoreError):
             # The document is damaged, of a later version, or from another program.
-            self._documents.check_ours(name)
+            documents.check_ours(name)
             incarnations = {incarnation_of(folder) for folder in self._home.names(name)}
         if self._home.delete_link(name):
             return set()
@@ -243,104 +292,86 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self._home.delete([key])
         return incarnations
 
-    def _list_documents(self, kind: str) -> list[str]:
+    def list_documents(self, kind: str) -> list[str]:
+        """See `Backend`."""
         return [name for name in self._home.names("") if name.startswith(kind)]
 
-    def _document_path(self, name: str) -> str:
+    def document_path(self, name: str) -> str:
+        """See `Backend`."""
         return f"{name}/{DOCUMENT}"
 
-    def _is_ours(self, name: str) -> bool:
-        return not self._root.is_of_others(name)
+    def is_ours(self, name: str) -> bool:
+        """See `Backend`."""
+        return not self.root.is_of_others(name)
 
     # Tensors.
 
-    def _check_definition(self, definition: Mapping[str, Any]) -> None:
-        Place.of(definition)
+    def check(self, stored: StoredTensor) -> None:
+        """See `Backend`."""
+        checked_origin(stored)
 
-    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        self._write_copy(tensor_id, definition, {})
-
-    def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:
-        _, layout = layout_of(definition)
-        # Keep the compression of the original, unless `compressors` was given.
-        kept = isinstance(self._compressors, str) and "codecs" in original
-        codecs = original["codecs"] if kept else codecs_of(stored_dtype(layout.dtype), self._compressors)
-        origin = list(origin_of(layout.shape, layout.tile_shape))
-        super()._write_definition(tensor_id, {**definition, "origin": origin, "codecs": codecs})
-
-    def _encoding(self, tensor_id: str) -> object:
-        handle = self._handle(tensor_id)
-        return None if handle is None else handle.encoding
-
-    def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:
-        handle = self._handle(tensor_id)
-        return [None] * len(tile_indices) if handle is None else handle.read_encoded(tile_indices)
-
-    def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
-        self._writable_handle(tensor_id).write_encoded(tiles)
-
-    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> ZarrTensor:
-        handle = super()._bind_tensor(tensor_id, definition)
-        # Only at the first binding, because later other writers may exist.
-        if definition["incarnation"] == self._created:
-            handle.writers.found()
-        self._created = None
-        return handle
-
-    def _handle_of(self, definition: Mapping[str, Any]) -> ZarrTensor:
-        return ZarrTensor(self._home, Place.of(definition), self._contents.storage)
+    def tensor(self, stored: StoredTensor) -> ZarrTensor:
+        """See `Backend`."""
+        tensor = ZarrTensor(self._home, Place(stored), self)
+        # Only the first time, because later other writers may exist.
+        if stored.incarnation == self._created:
+            tensor.writers.found()
+            self._created = None
+        return tensor
 
     # Reports about the store.
 
-    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
+    def describe(self, stored: StoredTensor) -> TensorInfo:
+        """See `Backend`."""
         # Do not open the tensor, because a codec may be unsupported.
-        place = Place.of(definition)
-        complete, stored = 0, 0
+        place = Place(stored)
+        complete, size = 0, 0
         for key, chunk in self._home.entries(f"{place.array}/c"):
             if place.tile_of_chunk(key) is not None:
                 complete += 1
-                stored += chunk.size
+                size += chunk.size
         logs = logs_in(self._home, place)
-        stored += sum(part.size for log in logs.values() for part in log.values())
+        size += sum(part.size for log in logs.values() for part in log.values())
         # A complete tile is not partial, even if another process has left a log of it.
         begun = self._home.exist(map(place.chunk, logs)).count(False)
-        return TensorInfo(tensor_id, definition, complete, begun, stored, place.array, why_no_ome(definition))
+        fields, reason = dict(stored.fields), why_no_ome(stored.definition)
+        return TensorInfo(stored.tensor_id, fields, complete, begun, size, place.array, reason)
 
-    def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
-        place, home = Place.of(definition), self._home
+    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize | None:
+        """See `Backend`."""
+        place, home = Place(stored), self._home
         if not home.lists_in_pages:
             return None
         folder = f"{place.array}/c"
         if home.lists_details:
             entries = list(itertools.islice(home.entries(folder), most))
-            keys, size = [key for key, _ in entries], sum(stored.size for _, stored in entries)
+            keys, size = [key for key, _ in entries], sum(chunk.size for _, chunk in entries)
         else:
             keys, size = list(itertools.islice(home.keys(folder), most)), None
         return StoredSize(sum(place.tile_of_chunk(key) is not None for key in keys), size, len(keys) < most)
 
-    def _collect_garbage(self) -> Garbage:
-        if self._vanished:
+    def collect_garbage(self) -> Garbage:
+        """See `Backend`."""
+        if self.vanished:
             raise vanished(self)
-        return self._swept(Sweep.run)
+        return Sweep(self._home, self.root, Documents(self).find).run()
 
-    def _drop_partials(self, older_than: float) -> Garbage:
+    def drop_partials(self, older_than: float) -> Garbage:
+        """See `Backend`."""
         if older_than and not self._home.lists_details:
             raise keeps_no_times(self)
-        return self._swept(lambda sweep: sweep.drop_partials(older_than))
+        return Sweep(self._home, self.root, Documents(self).find).drop_partials(older_than)
 
-    def _swept(self, run: Callable[[Sweep], Garbage]) -> Garbage:
-        sweep = Sweep(self._home, self._root, self._documents.find)
-        collected = run(sweep)
-        for handle in self._bound():
-            handle.logs.forget(sweep.logs)
-        return collected
-
-    def _close_backend(self) -> None:
-        super()._close_backend()
+    def close(self) -> None:
+        """See `Backend`."""
         self._home.disconnect()
 
+    def resume(self) -> None:
+        """See `Backend`."""
+        self.root.open("a" if self._mode in ("w", "w-") else self._mode)
 
-def _definition_in(document: bytes | None) -> dict[str, Any] | ValueError | None:
+
+def _definition_in(document: bytes | None) -> Document:
     if document is None:
         return None
     try:

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from infinite_tensor.geometry.points import Index, inside
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.tilestore.backend import TensorHandle
 from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.messages import cleared_elsewhere, remade_elsewhere
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.values.dtypes import to_stored
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, left_alone, parsed
-from infinite_tensor_stores.handles import TensorHandle
+from infinite_tensor.values.dtypes import from_stored, stored_dtype, to_stored
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, content, left_alone, parsed
 from infinite_tensor_stores.homes import Home, batches
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
 from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_bytes, array_document, attributes_in, part_of
@@ -82,6 +83,7 @@ class Writers:
         self._mark = mark
         self._written: TileSet | None = None
         self._announced = False
+        renew_in_children(self)
 
     def found(self) -> None:
         """Record that this store object has just created the tensor."""
@@ -120,11 +122,8 @@ class Writers:
         if written is not None:
             written.update(tiles)
 
-    def leave(self) -> None:
-        """Look up every tile from now on, and announce this process before its next write.
-
-        Called in a forked child, because its parent may write too.
-        """
+    def _renew_after_fork(self) -> None:
+        # Look up every tile from now on, and announce this process before its next write: its parent may write too.
         self._written, self._announced = None, False
 
 
@@ -213,9 +212,16 @@ class ZarrTensor(TensorHandle):
     """
 
     def __init__(self, home: Home, place: Place, owner: object) -> None:
-        super().__init__(place.definition["tensor_id"], place.layout, owner)
+        super().__init__(place.stored.tensor_id, place.layout, owner)
         self.place = place
-        self.codec = ChunkCodec(array_document(place.definition))
+        self.codec = ChunkCodec(
+            {
+                "codecs": place.stored.fields.get("codecs"),
+                "data_type": stored_dtype(place.layout.dtype),
+                "chunk_grid": {"configuration": {"chunk_shape": place.layout.tile_shape}},
+            }
+        )
+        self._most = max(place.stored.largest_part, LARGEST_DOCUMENT)
         self.writers = Writers(place.shared)
         self.logs = Logs(home)
         self._home = home
@@ -228,16 +234,17 @@ class ZarrTensor(TensorHandle):
         candidates = self._candidates(tiles)
         found = self.codec.read(self._home, list(map(self.place.chunk, candidates)))
         blocks = dict(zip(candidates, found, strict=True))
-        return [self.tile_from(tile, blocks.get(tile)) for tile in tiles]
+        dtype, intact = self.layout.dtype, [self.intact(tile, blocks.get(tile)) for tile in tiles]
+        return [None if block is None else from_stored(block, dtype) for block in intact]
 
     @property
-    def encoding(self) -> object:
+    def encoding(self) -> object:  # type: ignore[override]
         """Description of the chunk encoding.
 
         Tensors with equal descriptions can exchange encoded chunks.
         """
-        definition = self.place.definition
-        return "zarr", self.layout.dtype, self.layout.tile_shape, json.dumps(definition["codecs"], sort_keys=True)
+        codecs = json.dumps(self.place.stored.fields["codecs"], sort_keys=True)
+        return "zarr", self.layout.dtype, self.layout.tile_shape, codecs
 
     def read_encoded(self, tiles: Sequence[Index]) -> list[bytes | None]:
         """Read chunks without decoding, but check the checksums."""
@@ -267,13 +274,13 @@ class ZarrTensor(TensorHandle):
         place, doubt = self.place, self.writers.doubt(tiles)
         # If no announcement needs to be read, read the first parts together with the definition.
         keys = doubt or [part_of(place.log(tile)) for tile in tiles]
-        most = max(place.largest_part, LARGEST_DOCUMENT)
+        most = self._most
         document, *found = self._home.get([place.group, *keys], most)
         self._check_place(document)
         logs = [place.log(tile) for tile in self.writers.candidates(tiles, found if doubt else [])]
         first = self._home.get(map(part_of, logs), most) if doubt else found
         parts = self.logs.read(dict(zip(logs, first, strict=True)), most)
-        return [self.partial_from(log, parts.get(log, ())) for log in map(place.log, tiles)]
+        return [PartialTile.from_log(_log(parts.get(log, ())), log, self.owner) for log in map(place.log, tiles)]
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
         """Add a part to the log of each tile.
@@ -301,13 +308,13 @@ class ZarrTensor(TensorHandle):
         (found,) = self._home.get([self.place.drops])
         return (found or b"").decode(errors="replace")
 
-    def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
+    def find(self, tiles: Sequence[Index]) -> list[bool]:
         """Return for each tile whether there is a chunk."""
         candidates = self._candidates(tiles)
         there = dict(zip(candidates, self._home.exist(map(self.place.chunk, candidates)), strict=True))
         return [there.get(tile, False) for tile in tiles]
 
-    def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+    def find_in(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """Find chunks and logs in a box of tiles.
 
         Return the set of tiles with a chunk, and the set of tiles with a log.
@@ -347,7 +354,7 @@ class ZarrTensor(TensorHandle):
         except ValueError:
             # `verify` reports the damaged definition.
             return
-        if found is not None and found.get("incarnation") != self.place.definition["incarnation"]:
+        if found is not None and found.get("incarnation") != self.place.stored.incarnation:
             raise remade_elsewhere(self.owner, self.tensor_id)
 
     # Damage. Tiles and logs are read and decoded in pages. Only two things in memory grow with the amount of stored
@@ -375,7 +382,7 @@ class ZarrTensor(TensorHandle):
                 raise ValueError("missing")
             if (attributes_in(document, "array") or {}).get("origin") != list(self.place.origin):
                 raise ValueError("the origin differs from the definition")
-            found, wanted = normal_form(parsed(document)), normal_form(array_document(self.place.definition))
+            found, wanted = normal_form(parsed(document)), normal_form(array_document(self.place.stored))
             differing = [
                 field for field, value in wanted.items() if field != "attributes" and found.get(field) != value
             ]
@@ -384,7 +391,7 @@ class ZarrTensor(TensorHandle):
         except ValueError as error:
             yield Damage("array", None, key, str(error))
             if repair:
-                self._mend({key: array_bytes(self.place.definition)})
+                self._mend({key: array_bytes(self.place.stored)})
 
     def _damages_of_tiles(self, keys: Sequence[str], *, repair: bool) -> Iterator[Damage]:
         chunks = [(key, tile) for key in keys if (tile := self.place.tile_of_chunk(key)) is not None]
@@ -402,7 +409,7 @@ class ZarrTensor(TensorHandle):
     ) -> Iterator[Damage]:
         parts = [(key, *part) for key in keys if (part := self.place.tile_of_part(key)) is not None]
         mended = {}
-        stored = self._home.get([key for key, *_ in parts], self.place.largest_part)
+        stored = self._home.get([key for key, *_ in parts], self.place.stored.largest_part)
         for (key, tile, number), data in zip(parts, stored, strict=True):
             if data is None:
                 continue
@@ -436,3 +443,7 @@ class ZarrTensor(TensorHandle):
         If the part were missing, later parts would not be read.
         """
         return PartialTile().to_bytes(self.place.log(tile))
+
+
+def _log(parts: Iterable[bytes]) -> Iterator[bytes | Exception]:
+    return (ValueError(data.reason) if isinstance(data, Unreadable) else data for data in parts)

@@ -190,7 +190,6 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "no members": lambda group: group.update(members=[]),
     "a scale that takes for ever": lambda group: group["members"][0].update(scale=["1e999999999", "1"]),
     "a dimension that is none": lambda group: group["members"][0].update(dims=[0, 7]),
-    "another id": lambda group: group.update(group_id="h"),
     "one name twice": lambda group: group["members"].append(group["members"][0]),
     "a name in a tensor": lambda group: group["members"].append({**group["members"][0], "key": ["height", "x"]}),
     "no format": lambda group: group.pop("format"),

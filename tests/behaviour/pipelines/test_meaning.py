@@ -261,11 +261,11 @@ def test_a_fact_that_a_newer_version_wrote_stays_when_another_is_added(tmp_path:
 
     with open_store(tmp_path / "out.zarr") as store:
         mapped(store, {"units": "m"})
-        definition = store.tensor_definition("out")
-        old = copy.deepcopy(definition)
+        old = contents_of(store).stored("out")
+        meaning = copy.deepcopy(old.fields["meaning"])
         new = {"kind": "colour of the sea", "called": "blue", "value": 3}
-        definition["meaning"]["facts"].append(new)
-        contents_of(store).storage.replace("out", old, definition)
+        meaning["facts"].append(new)
+        contents_of(store).storage.documents.replace(old, {"meaning": meaning})
     with open_store(tmp_path / "out.zarr") as store:
         mapped(store, {"long_name": "depth"})
         facts = store.tensor_definition("out")["meaning"]["facts"]

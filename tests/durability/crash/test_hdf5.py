@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorGroup, TensorWindow
+from infinite_tensor.testing.fixtures import handle_of
 from tests.durability.crash.victims import fill_and_idle
 from tests.durability.crash.witness import Witness
 from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, tensor, theirs
@@ -39,7 +40,7 @@ def _write(store: HDF5TileStore, row: int) -> None:
     """Write so many tiles that their structures do not fit into HDF5's usual cache."""
     block = torch.ones(8, 8)
     for begin in range(0, 15_000, 1000):
-        store._write_tiles("map", {(row, begin + number): block for number in range(1000)})
+        handle_of(store, "map").write_tiles({(row, begin + number): block for number in range(1000)})
 
 
 def _write_and_die(path: Path) -> None:

@@ -21,6 +21,7 @@ from infinite_tensor import (
     TileStore,
     ZarrTileStore,
 )
+from infinite_tensor.testing.fixtures import handle_of
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile
 from tests.durability.hostile.honest import Storage, opened
 from tests.support.bounds import bounded
@@ -129,7 +130,7 @@ def test_a_part_that_does_not_fit_is_left_out_of_a_zarr_store() -> None:
         overlapping(store, f)[0:2, 0:8]
     with ZarrTileStore(memory, tile_size=8) as store:
         t = overlapping(store, f)
-        store._write_partials(t.tensor_id, {(0, 0): PartialTile(torch.ones(1, 8), 16)})
+        handle_of(store, t.tensor_id).write_partials({(0, 0): PartialTile(torch.ones(1, 8), 16)})
     with (
         ZarrTileStore(memory, tile_size=8) as store,
         pytest.warns(DamagedDataWarning, match="damaged: prefix must have"),

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, StoreError, TensorWindow, ValidationError, ZarrTileStore
+from infinite_tensor.testing.fixtures import handle_of
 from tests.stores.version04 import write_files
 from tests.stores.version04.write_files import CALLS, OVERLAPPING, READ, chain, mapped, value
 from tests.support.dict_store import DictTileStore
@@ -112,7 +113,7 @@ def test_what_is_there_is_not_moved_again(tmp_path: Path) -> None:
         tensor = chain(store)["below"]
         moved, left = take_over(path, tensor)
         assert take_over(path, tensor) == (0, left)
-        store._delete_tiles("below", [(0, 0)])
+        handle_of(store, "below").delete_tiles([(0, 0)])
         assert take_over(path, tensor) == (1, left)
     assert moved
 
