@@ -60,6 +60,8 @@ class TileCache:
         As given.
     lock : threading.RLock
         Held while tiles are looked up or changed.
+    closed : bool
+        Whether the store was closed, so that nothing is left to flush.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class TileCache:
         self._stores = not (read_only or in_memory)
         self.in_memory = in_memory
         self._writer: Writer[Key, TileInProgress] = Writer()
+        self.closed = False
         self._many_tensors = 2 * _FEW_TENSORS
         self._renew_after_fork()
         self._register()
@@ -357,13 +360,15 @@ class TileCache:
 
         No I/O here: the thread of the writer does it, and keeps this object alive until then.
         """
-        self.submit_partials()
-        # The garbage collector may have cleared weak references to this object.
-        self._register()
+        if not self.closed:
+            self.submit_partials()
+            # The garbage collector may have cleared weak references to this object.
+            self._register()
 
     def _flush_at_exit(self) -> None:
-        self.flush()
-        self._storage.flush()
+        if not self.closed:
+            self.flush()
+            self._storage.flush()
 
     def failure(self) -> StoreError | None:
         """Return the error of background writes since the last call, or None."""

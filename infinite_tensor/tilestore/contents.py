@@ -129,8 +129,7 @@ class Contents:
         # An interrupted `close` may not have released memory and files.
         self.close(discard=True)
         self.storage.backend.resume()
-        self.closed = False
-        self._released = False
+        self.closed = self._released = self.tiles.closed = False
 
     @store_method
     def register(self, spec: TensorSpec) -> TensorSpec:
@@ -541,7 +540,7 @@ class Contents:
             if not self._released:
                 if discard or self.closed:
                     self.tiles.drop()
-                self.closed = True
+                self.closed = self.tiles.closed = True
                 self.tiles.drop_stored()
                 for record in self.registry.known():
                     self.registry.forget(record.spec.tensor_id)

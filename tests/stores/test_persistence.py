@@ -30,6 +30,7 @@ from infinite_tensor import (
     ZarrTileStore,
     open_store,
 )
+from infinite_tensor.support.exit import flush_all
 from infinite_tensor.tilestore.backend import TensorHandle
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.building import line, numbers, overlapping
@@ -519,6 +520,22 @@ def test_a_definition_is_read_once_for_an_open() -> None:
     with Looked(storage) as looked:
         looked.open("t")[0:16, 0:16]
         assert looked.looks == 1
+
+
+def test_a_closed_store_is_not_flushed_at_the_exit() -> None:
+    flushes = []
+
+    class Flushed(DictTileStore):
+        def _flush_backend(self) -> None:
+            flushes.append(self)
+
+    store = Flushed({})
+    flush_all()
+    assert len(flushes) == 1
+    store.close()
+    flushes.clear()
+    flush_all()
+    assert flushes == []
 
 
 def test_a_store_of_methods_is_freed_when_it_is_dropped_and_stores_the_rest() -> None:
