@@ -500,6 +500,16 @@ def test_what_is_stored_at_the_second_attempt_is_there_once(tmp_path: Path, monk
         assert store.open("t")[0:32].tolist() == [2.0] * 32
 
 
+def test_a_read_of_a_tensor_that_its_own_store_has_cleared_meanwhile_finds_nothing(reopen: Make) -> None:
+    with reopen() as store:
+        t = named(store, "a", Counted(numbers))
+        t[0:3]
+        store.flush()
+        handle = store._contents.registry.records["a"].handle
+        store.clear_tensor("a")
+        assert handle.read_tiles([(0,)]) == handle.read_partials([(0,)]) == [None]
+
+
 # Stores of other authors.
 
 
