@@ -149,8 +149,7 @@ def _bind(
             )
     if reduce is not None:
         check_same(tensor_id, definition, replace(definition, reduction=reduction_to_json(reduce)), store)
-    if (device, used, reduction) != (spec.device, spec.blend, spec.reduction):
-        check_on_device(replace(spec, device=device, blend=used, reduction=reduction))
+    check_on_device(replace(spec, device=device, blend=used, reduction=reduction))
     if args:
         checked_windows(args, [arg.window for arg in definition.args])
         check_args(tensor_id, spec.grid, args, definition.args)
