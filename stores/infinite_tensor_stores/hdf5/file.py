@@ -35,7 +35,7 @@ _PLACE = "a new file"
 
 _MARGIN = 2**20
 """Bytes for what HDF5 itself stores in the file in addition to the data."""
-_MOST_CHANGES = 2**14
+_MOST_CHANGES = 2**12
 """The number of changes without a flush. HDF5's structures for them must fit into its cache."""
 
 

@@ -24,7 +24,8 @@ _MEMBER = re.compile(r"(-?\d{1,19}(?:,-?\d{1,19})*)(\.part\d{1,9})?")
 _LIBVER = ("v110", "latest")
 """The format of new objects: a dataset of a single chunk needs no index, and a large group is searched like a tree."""
 
-_METADATA = 2**25
+_METADATA = 2**22
+"""The size of HDF5's cache of its own structures, as HDF5 counts it. They take up to 16 times as much memory."""
 
 
 def open_h5(path: Any, mode: str, **options: Any) -> Any:
