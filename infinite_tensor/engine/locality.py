@@ -18,7 +18,7 @@ from infinite_tensor.engine.chain import Node, watching_first_calls
 from infinite_tensor.engine.formulas import Corners, boxes_under, formulas_of, pixels_in
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.returned import named
-from infinite_tensor.engine.straight import Pixels, compute
+from infinite_tensor.engine.straight import PixelBoxes, compute
 from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.functions import Formula
 from infinite_tensor.support.interrupts import running_f
@@ -68,22 +68,22 @@ def settle(top: Node, box: Corners, views: Views) -> None:
 
 def _pixels_of_args(
     formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Corners]]], views: Views
-) -> dict[Node, Pixels]:
+) -> dict[Node, PixelBoxes]:
     """Read the boxes of the args that are no formulas."""
-    found: dict[Node, Pixels] = {}
+    found: dict[Node, PixelBoxes] = {}
     for boxes in needed:
         for node in boxes.keys() - {*formulas}:
             for start, stop in boxes[node]:
                 read = views.read_anew(node, start, stop, views.work)
-                found.setdefault(node, Pixels([])).boxes.append((start, read))
+                found.setdefault(node, PixelBoxes([])).boxes.append((start, read))
     return found
 
 
 def _decided(
-    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Corners]]], pixels: Mapping[Node, Pixels]
+    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Corners]]], pixels: Mapping[Node, PixelBoxes]
 ) -> bool:
     """Decide for all formulas up to the first one that is not local. Return whether all are decided."""
-    found: list[dict[Node, Pixels]] = [{}, {}]
+    found: list[dict[Node, PixelBoxes]] = [{}, {}]
     failed = None
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -94,7 +94,7 @@ def _decided(
                 compute(formulas, boxes, pixels.__getitem__, results, keep=True)
                 for node, computed in results.items():
                     # A function may return the same memory in each call.
-                    results[node] = Pixels([(start, region.clone()) for start, region in computed.boxes])
+                    results[node] = PixelBoxes([(start, region.clone()) for start, region in computed.boxes])
         except Exception:  # noqa: BLE001  (of a user's function, which may take regions of some sizes only)
             failed = next(node for node in reversed(formulas) if boxes.get(node) and node not in results)
     for node in reversed(formulas):

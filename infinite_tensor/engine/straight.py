@@ -114,7 +114,7 @@ class FormulaAccess(StraightAccess):
             begin = [a + middle * (k == d) for k, a in enumerate(start)]
             self._compute(formulas, begin, out.narrow(d, middle, out.shape[d] - middle))
             return
-        alive: dict[Node, Pixels] = {}
+        alive: dict[Node, PixelBoxes] = {}
         compute(formulas, needed, self._views.of, alive)
         alive[self._node].read(start, out)
 
@@ -132,7 +132,7 @@ _MOST_BYTES = 2**26
 """Larger regions are computed in parts."""
 
 
-class Pixels:
+class PixelBoxes:
     """Pixels of a tensor in memory.
 
     Parameters
@@ -161,7 +161,7 @@ def compute(
     formulas: Sequence[Node],
     needed: Mapping[Node, Sequence[Corners]],
     source_of: Callable[[Node], Readable],
-    alive: dict[Node, Pixels],
+    alive: dict[Node, PixelBoxes],
     *,
     keep: bool = False,
 ) -> None:
@@ -171,7 +171,7 @@ def compute(
     """
     last = {each.node: node for node in reversed(formulas) for each in node.computation.inputs}
     for node in reversed(formulas):
-        found = Pixels([])
+        found = PixelBoxes([])
         for box in needed.get(node, ()):
             units = node.grid.box(*box)
             regions = _regions(node, units, alive, source_of)
@@ -189,7 +189,7 @@ def compute(
 
 
 def _regions(
-    node: Node, units: Corners, alive: Mapping[Node, Pixels], source_of: Callable[[Node], Readable]
+    node: Node, units: Corners, alive: Mapping[Node, PixelBoxes], source_of: Callable[[Node], Readable]
 ) -> list[torch.Tensor]:
     """Read the regions of the args for a box of units of a formula."""
     regions = []

@@ -14,7 +14,7 @@ from infinite_tensor.support.threads import begin
 from infinite_tensor.tilestore.messages import combined
 
 
-class Job(Protocol):
+class Submission(Protocol):
     """Data waiting to be stored."""
 
     @property
@@ -23,7 +23,7 @@ class Job(Protocol):
 
 
 K = TypeVar("K", bound=Hashable)
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=Submission)
 Write: TypeAlias = Callable[[dict[K, J]], Sequence[StoreError]]
 """Function for storing jobs. Returns the errors. If there are errors, stored jobs are removed from the dict."""
 

@@ -103,7 +103,7 @@ class Item(NamedTuple):
     kind: str = VALUE
 
 
-class _Location(NamedTuple):
+class _ValuePath(NamedTuple):
     """Location of a value.
 
     Attributes
@@ -115,7 +115,7 @@ class _Location(NamedTuple):
         `item_kind` its kind, if that differs from `kind`.
     anchor : object
         The innermost object around the value with a weak reference. `since` is the length of its path.
-    owner : _Location or None
+    owner : _ValuePath or None
         Where `anchor` itself was found.
     within : tuple of int
         The ids of all objects around the value, so that a walk ends if an object contains itself.
@@ -135,31 +135,31 @@ class _Location(NamedTuple):
     def __str__(self) -> str:
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
 
-    def at(self, step: str) -> _Location:
+    def at(self, step: str) -> _ValuePath:
         """Return the location of a member, reached by a step such as ``[0]`` or ``.name``."""
         # Ten times as fast as `_replace`.
-        return _Location(self.path + step, *self[1:])
+        return _ValuePath(self.path + step, *self[1:])
 
-    def whole(self) -> _Location:
+    def whole(self) -> _ValuePath:
         """Return the location of what an object is apart from its members."""
         return (self if self.item else self.part_of(str(self))).at("#")
 
-    def part_of(self, item: str, kind: str = "") -> _Location:
+    def part_of(self, item: str, kind: str = "") -> _ValuePath:
         """Return the location as that of an item with members."""
         return self._replace(item=item, base=len(self.path), item_kind=kind)
 
-    def alone(self) -> _Location:
+    def alone(self) -> _ValuePath:
         """Return the location as that of an item of its own."""
-        return _Location(*self[:3], "", self.base, "", *self[6:])  # type: ignore[arg-type]
+        return _ValuePath(*self[:3], "", self.base, "", *self[6:])  # type: ignore[arg-type]
 
-    def inside(self, value: object) -> _Location:
+    def inside(self, value: object) -> _ValuePath:
         """Return the location for members of `value`, an object at this location."""
         within = (*self.within, id(value))
         if type(value).__weakrefoffset__:
-            return _Location(*self[:6], value, len(self.path), self, within)
-        return _Location(*self[:9], within)
+            return _ValuePath(*self[:6], value, len(self.path), self, within)
+        return _ValuePath(*self[:9], within)
 
-    def is_around(self, other: _Location) -> bool:
+    def is_around(self, other: _ValuePath) -> bool:
         """Whether this is the location of an object with a member at `other`."""
         rest = other.path[len(self.path) :]
         return self.of == other.of and other.path.startswith(self.path) and rest[:1] in ("", ".", "[", "{", "#", "(")
@@ -179,7 +179,7 @@ class _Location(NamedTuple):
 class _Slot(NamedTuple):
     """One text about a value at a location. `steps` are the members of a container, in order."""
 
-    place: _Location
+    place: _ValuePath
     said: Text
     kind: str
     steps: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ class _Slot(NamedTuple):
     def text(self, *, known: bool = False) -> str:
         return self.said if isinstance(self.said, str) else self.said.text(known=known)
 
-    def moved(self, origin: _Location, place: _Location) -> _Slot:
+    def moved(self, origin: _ValuePath, place: _ValuePath) -> _Slot:
         """Return the slot for the same object, found at `place` and not at `origin`."""
         path, item, base = self.place.path, self.place.item, self.place.base
         if item and base < len(origin.path):
@@ -207,7 +207,7 @@ class _Slot(NamedTuple):
         return self._replace(place=self.place._replace(path=path, of=place.of, item=item, base=base))
 
 
-_states: dict[int, tuple[weakref.ref[Any], dict[tuple[str, str], tuple[_Location, list[_Slot]]]]] = {}
+_states: dict[int, tuple[weakref.ref[Any], dict[tuple[str, str], tuple[_ValuePath, list[_Slot]]]]] = {}
 """The states known in this process: for the id of each anchor, by path, where each was found and what was there."""
 
 
@@ -253,7 +253,7 @@ class Snapshot:
         self._networks: dict[int, nn.Module] = {}
         self._opaque: list[str] = []
         self._anchors: dict[str, object] = {}
-        self._queue: deque[tuple[object, _Location]] = deque()
+        self._queue: deque[tuple[object, _ValuePath]] = deque()
         self._expanded: dict[object, object] = {}
         self._own: dict[type, list[type]] = {}
         self._numbers: Counter[tuple[str, str]] = Counter()
@@ -261,7 +261,7 @@ class Snapshot:
         self._offered: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self._visits: Counter[int] = Counter()
         self._looks = 0
-        self._put(function, _Location(name))
+        self._put(function, _ValuePath(name))
         self._walk()
         self.networks = [*self._networks.values()]
 
@@ -278,7 +278,7 @@ class Snapshot:
         Values at the locations in `without` are left out, with their members.
         """
         split = [text[1:].partition("`") for text in without]
-        left_out = [_Location(path, of.removeprefix(", ")) for path, _, of in split]
+        left_out = [_ValuePath(path, of.removeprefix(", ")) for path, _, of in split]
         parts: dict[tuple[str, bool], list[_Slot]] = {}
         for slot in self._slots:
             if not any(each.is_around(slot.place) for each in left_out):
@@ -305,7 +305,7 @@ class Snapshot:
         Values in `first`, the first look of all, remain their values.
         """
         was, now = ({slot.key: slot for slot in look._slots} for look in (before, self))
-        found: list[_Location] = []
+        found: list[_ValuePath] = []
         scopes = {"", *(of for _, of, _, _ in was)}
         for key in dict.fromkeys((*was, *now)):
             old, new = was.get(key), now.get(key)
@@ -314,7 +314,7 @@ class Snapshot:
             # A function may be reached for the first time. Parameters are changed by training, and not by calls.
             if is_same or slot.place.of not in scopes or (isinstance(slot.said, Hash) and slot.said.is_parameter):
                 continue
-            place: _Location | None = slot.place
+            place: _ValuePath | None = slot.place
             # An object that is replaced at each call is a state as a whole.
             while place is not None and place.owner is not None:
                 where = str(place.owner)
@@ -327,7 +327,7 @@ class Snapshot:
             if slot.kind != LATE:
                 first._keep_state(place)
 
-    def _keep_state(self, place: _Location) -> None:
+    def _keep_state(self, place: _ValuePath) -> None:
         self.states.append(str(place))
         key, rel = id(place.anchor), place.rel()
         if key not in _states:
@@ -360,7 +360,7 @@ class Snapshot:
                     raise
                 self._say(place, "changing")
 
-    def _is_state(self, place: _Location) -> bool:
+    def _is_state(self, place: _ValuePath) -> bool:
         """Whether there is a known state at a location. If so, add what was there at first."""
         first = place.state()
         if first is None:
@@ -369,23 +369,23 @@ class Snapshot:
         self.states.append(str(place))
         return True
 
-    def _put(self, value: object, place: _Location) -> None:
+    def _put(self, value: object, place: _ValuePath) -> None:
         self._queue.append((value, place))
 
-    def _named(self, path: str, of: str, around: _Location, anchor: object) -> _Location:
+    def _named(self, path: str, of: str, around: _ValuePath, anchor: object) -> _ValuePath:
         """Return the location of a name in a scope, with a number if there are several."""
         self._numbers[path, of] += 1
         number = self._numbers[path, of]
         of = f"{of} ({number})" if number > 1 else of
-        return _Location(path, of, around.kind, anchor=anchor, within=around.within)
+        return _ValuePath(path, of, around.kind, anchor=anchor, within=around.within)
 
-    def _say(self, place: _Location, said: Text, kind: str | None = None, steps: tuple[str, ...] = ()) -> None:
+    def _say(self, place: _ValuePath, said: Text, kind: str | None = None, steps: tuple[str, ...] = ()) -> None:
         if not self._is_state(place):
             self._slots.append(_Slot(place, said, kind or place.item_kind or place.kind, steps))
 
     # Values.
 
-    def _look(self, value: Any, place: _Location) -> None:
+    def _look(self, value: Any, place: _ValuePath) -> None:
         value = unwrapped(value)
         said = self._simply(value, place)
         if said is not None:
@@ -407,7 +407,7 @@ class Snapshot:
             else:
                 look(self, value, place.alone())
 
-    def _simply(self, value: Any, place: _Location) -> str | None:
+    def _simply(self, value: Any, place: _ValuePath) -> str | None:
         """Return the text of a simple value, and walk the methods that its class may have in a project."""
         said = plain(value) or _said_at_once(value)
         if said is not None or _is_container(value):
@@ -416,14 +416,14 @@ class Snapshot:
             self._put(value._value_, place.at(".value"))
         return said
 
-    def _bound(self, method: types.MethodType, place: _Location) -> None:
+    def _bound(self, method: types.MethodType, place: _ValuePath) -> None:
         self._put(method.__func__, place)
         self._put(method.__self__, self._named(kind_name(method.__self__), "", place, None))
 
-    def _script(self, function: object, place: _Location) -> None:
+    def _script(self, function: object, place: _ValuePath) -> None:
         self._say(place, Hash(lambda: f"#{digest_of_script(function)}"))
 
-    def _partial(self, partial: functools.partial[Any], place: _Location) -> None:
+    def _partial(self, partial: functools.partial[Any], place: _ValuePath) -> None:
         self._put(partial.func, place)
         whose = f"of a partial of `{kind_name(innermost(partial))}`"
         inner = place.inside(partial)
@@ -434,7 +434,7 @@ class Snapshot:
         for name, value in partial.keywords.items():
             self._put(value, self._named(name, whose, inner, partial))
 
-    def _builtin(self, value: Any, place: _Location) -> None:
+    def _builtin(self, value: Any, place: _ValuePath) -> None:
         owner = getattr(value, "__self__", None)
         if owner is not None and not issubclass(type(owner), types.ModuleType | type):
             self._put(owner, place.inside(value))
@@ -443,7 +443,7 @@ class Snapshot:
 
     # Code.
 
-    def _function(self, function: types.FunctionType, place: _Location) -> None:
+    def _function(self, function: types.FunctionType, place: _ValuePath) -> None:
         # Not `__module__`, which decorators copy from what they wrap.
         module = str(function.__globals__.get("__name__"))
         own = self._is_project(module, function.__code__.co_filename)
@@ -460,10 +460,10 @@ class Snapshot:
         home = loaded if getattr(loaded, "__dict__", None) is function.__globals__ else function
         for scope, variable, value in _variables_of(function, code.globals):
             anchor = home if scope == "a global of" else function
-            self._put(value, self._named(variable, f"{scope} `{name}`", _Location(""), anchor))
+            self._put(value, self._named(variable, f"{scope} `{name}`", _ValuePath(""), anchor))
         self._members(function.__dict__, place.inside(function))
         for imported in sorted(_resolved(each, function) for each in code.imported):
-            place = self._named(imported, f"imported by `{name}`", _Location(""), function)
+            place = self._named(imported, f"imported by `{name}`", _ValuePath(""), function)
             if imported in sys.modules:
                 self._put(sys.modules[imported], place)
             elif (found := PathFinder.find_spec(top(imported))) and self._is_project(imported, found.origin):
@@ -486,14 +486,14 @@ class Snapshot:
         else:
             self._offered[name].append(inspect)
 
-    def _class(self, kind: type, place: _Location) -> None:
+    def _class(self, kind: type, place: _ValuePath) -> None:
         if not self._code_of(kind, place, made=True):
             self._say(place, _digest_of(name_of(kind)))
         if issubclass(kind, enum.Enum):
             members = {name: member._value_ for name, member in kind.__members__.items()}
             self._container(members, place.inside(kind).part_of(str(place)))
 
-    def _code_of(self, kind: type, place: _Location, *, made: bool = False) -> bool:
+    def _code_of(self, kind: type, place: _ValuePath, *, made: bool = False) -> bool:
         """Walk the code of a project's class.
 
         `made` is True if the function may create objects of the class, and so call constructors. Return False for a
@@ -531,15 +531,15 @@ class Snapshot:
         if not isinstance(part, types.FunctionType):
             if not self._is_known((id(kind), name, id(part)), part):
                 of = f"an attribute of class `{kind.__qualname__}`"
-                self._offer(name, lambda: self._put(part, self._named(name, of, _Location(""), kind)))
+                self._offer(name, lambda: self._put(part, self._named(name, of, _ValuePath(""), kind)))
         elif name in _MAKING or name == "forward" or (name[:2] == name[-2:] == "__" and name not in _NOT_CALLED):
             # A call runs these methods without a name, but makes no object that is there already.
             if made or name not in _MAKING:
-                self._function(part, _Location(part.__qualname__))
+                self._function(part, _ValuePath(part.__qualname__))
         else:
-            self._offer(name, functools.partial(self._function, part, _Location(part.__qualname__)))
+            self._offer(name, functools.partial(self._function, part, _ValuePath(part.__qualname__)))
 
-    def _python_module(self, module: types.ModuleType, place: _Location) -> None:
+    def _python_module(self, module: types.ModuleType, place: _ValuePath) -> None:
         is_own = self._is_project(module.__name__, getattr(module, "__file__", None))
         if is_own and not self._is_known(id(module), module):
             inner = place.inside(module)
@@ -559,7 +559,7 @@ class Snapshot:
 
     # Containers.
 
-    def _container(self, value: object, place: _Location, depth: int = 0) -> None:
+    def _container(self, value: object, place: _ValuePath, depth: int = 0) -> None:
         """Walk a container.
 
         Numbers, strings and other plain values in the container belong to its item. All other members, such as
@@ -588,7 +588,7 @@ class Snapshot:
             if not self._is_state(inner.at(step)) and step in there:
                 self._member(there[step], inner.at(step), depth)
 
-    def _member(self, member: Any, place: _Location, depth: int) -> None:
+    def _member(self, member: Any, place: _ValuePath, depth: int) -> None:
         member = unwrapped(member)
         self._looks += 1
         said = self._simply(member, place.alone())
@@ -603,7 +603,7 @@ class Snapshot:
 
     # Networks.
 
-    def _network(self, network: nn.Module, place: _Location) -> None:
+    def _network(self, network: nn.Module, place: _ValuePath) -> None:
         """Walk a network: its weights are an item, and all settings of installed layers another one."""
         self._networks.setdefault(id(network), network)
         weights, settings = (place.part_of(f"the {what} of {place}") for what in ("weights", "settings"))
@@ -628,7 +628,7 @@ class Snapshot:
                 self._say(inner[0].at("!"), name_of(type(module)))
             waiting += [(child, f"{path}.{name}") for name, child in reversed(children)]
 
-    def _module(self, module: nn.Module, weights: _Location, settings: _Location) -> list[tuple[str, nn.Module]]:
+    def _module(self, module: nn.Module, weights: _ValuePath, settings: _ValuePath) -> list[tuple[str, nn.Module]]:
         """Walk one module of a network, and return its submodules."""
         kind: Any = type(module)
         if isinstance(module, torch.jit.ScriptModule):
@@ -646,7 +646,7 @@ class Snapshot:
         self._settings(module, weights, settings)
         return [(name, child) for name, child in module._modules.items() if child is not None]
 
-    def _settings(self, module: nn.Module, weights: _Location, settings: _Location) -> None:
+    def _settings(self, module: nn.Module, weights: _ValuePath, settings: _ValuePath) -> None:
         is_own, alone = bool(self._classes_of_project(type(module))), settings.alone()
         before = module._forward_pre_hooks.values()
         for at, hook in enumerate([*before, *module._forward_hooks.values()]):
@@ -665,7 +665,7 @@ class Snapshot:
         if plainly:
             self._say(settings.whole(), _digest_of(*sorted(plainly)), steps=("",))
 
-    def _weight(self, tensor: torch.Tensor | None, place: _Location) -> None:
+    def _weight(self, tensor: torch.Tensor | None, place: _ValuePath) -> None:
         if tensor is not None and is_lazy(tensor) and self._with_code:
             self._opaque.append(f"`{place.path}`, of a lazy module that was not called yet")
             self._say(place, "lazy", LATE)
@@ -674,18 +674,18 @@ class Snapshot:
 
     # Tensors, arrays and objects.
 
-    def _hash_of(self, value: Any, place: _Location) -> Hash:
+    def _hash_of(self, value: Any, place: _ValuePath) -> Hash:
         found = hash_of(value, place.path, strict=not self._with_code)
         if self._is_first and type(value) is not nn.Parameter and value.nbytes <= _AT_ONCE:
             found.text()
         return found
 
-    def _tensor(self, tensor: torch.Tensor, place: _Location) -> None:
+    def _tensor(self, tensor: torch.Tensor, place: _ValuePath) -> None:
         self._say(place, self._hash_of(tensor, place))
         if type(tensor) not in (torch.Tensor, nn.Parameter):
             self._members(_held_by(tensor), place.inside(tensor))
 
-    def _array(self, array: np.ndarray[Any, Any], place: _Location) -> None:
+    def _array(self, array: np.ndarray[Any, Any], place: _ValuePath) -> None:
         self._say(place, self._hash_of(array, place))
         if isinstance(array, np.ma.MaskedArray):
             self._array(np.ma.getmaskarray(array), place.at(".mask"))
@@ -694,11 +694,11 @@ class Snapshot:
         elif is_large(array.shape, array.itemsize):
             self._say(place, Hash(lambda: said_of_array(array, in_file=True)), STAMP)
 
-    def _members(self, held: Mapping[str, object], place: _Location) -> None:
+    def _members(self, held: Mapping[str, object], place: _ValuePath) -> None:
         for name, value in held.items():
             self._put(value, place.at(f".{name}"))
 
-    def _object(self, value: Any, place: _Location) -> None:
+    def _object(self, value: Any, place: _ValuePath) -> None:
         kind: Any = type(value)
         module = str(kind.__module__)
         if _is_ours(module):
@@ -715,7 +715,7 @@ class Snapshot:
             self._anchors[str(place)] = value
             self._foreign(value, kind, place)
 
-    def _foreign(self, value: Any, kind: Any, place: _Location) -> None:
+    def _foreign(self, value: Any, kind: Any, place: _ValuePath) -> None:
         """Walk an object of a project, of another library, or of the standard library."""
         if self._code_of(kind, place) or kind.__module__ in ("types", "argparse"):
             inner = place.alone().inside(value)
@@ -737,7 +737,7 @@ class Snapshot:
             # What the object holds directly is one item.
             self._installed(value, inner if inner.item else inner.part_of(str(place)))
 
-    def _installed(self, value: Any, place: _Location) -> None:
+    def _installed(self, value: Any, place: _ValuePath) -> None:
         """Walk what an object of an installed package pickles."""
         kind: Any = type(value)
         self._say(place.whole(), _digest_of(name_of(kind)))
@@ -762,16 +762,16 @@ class Snapshot:
             more = {"items": items, "entries": entries}
             self._members({name: list(each) for name, each in more.items() if each is not None}, place)
 
-    def _ours(self, value: Any, place: _Location) -> None:
+    def _ours(self, value: Any, place: _ValuePath) -> None:
         if self._is_known(id(value), value):
             return
         for name, each in getattr(type(value), "_reaches", lambda _: {})(value).items():
             if isinstance(each, Item):
-                self._slots.append(_Slot(_Location(each.place, item=each.place), each.said, each.kind))
+                self._slots.append(_Slot(_ValuePath(each.place, item=each.place), each.said, each.kind))
             elif each is not None:
                 self._put(each, self._named(name, "", place.inside(value), None))
 
-    _LOOKS: ClassVar[Mapping[Any, Callable[[Any, Any, _Location], None]]] = {
+    _LOOKS: ClassVar[Mapping[Any, Callable[[Any, Any, _ValuePath], None]]] = {
         types.FunctionType: _function,
         types.MethodType: _bound,
         functools.partial: _partial,

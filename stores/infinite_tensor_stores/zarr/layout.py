@@ -32,7 +32,7 @@ _LONGEST_LOG = 10**6
 _TEMPORARY = re.compile(r"[^/]*\.[0-9a-f]{32}\.partial")
 
 
-class Place:
+class ArrayPlace:
     """Keys of the objects for one tensor.
 
     A tensor that is cleared and created again is a new incarnation, with new keys.

@@ -31,7 +31,7 @@ from infinite_tensor_stores.many import each
 from infinite_tensor_stores.targets import check_format, check_found, check_writable
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
-    Place,
+    ArrayPlace,
     array_in,
     attributes_in,
     group_document,
@@ -354,7 +354,7 @@ Log: TypeAlias = Mapping[int, Stored]
 """The parts of a tile's log, by number."""
 
 
-def logs_in(home: Home, place: Place) -> Mapping[Index, Log]:
+def logs_in(home: Home, place: ArrayPlace) -> Mapping[Index, Log]:
     """Return all logs of a tensor.
 
     Logs of complete tiles are included.
@@ -416,7 +416,7 @@ class Sweep:
         """Delete logs unchanged for `older_than` seconds."""
         latest = time.time() - older_than if older_than else math.inf
 
-        def old(_place: Place, logs: Mapping[Index, Log]) -> list[Index]:
+        def old(_place: ArrayPlace, logs: Mapping[Index, Log]) -> list[Index]:
             return [tile for tile, log in logs.items() if all(_is_old(part, latest) for part in log.values())]
 
         for name, inside in self._root.ours().items():
@@ -425,7 +425,7 @@ class Sweep:
                     self._delete_logs(name, old)
         return replace(self._collected, partial_tiles=self._logs, partial_bytes=self._collected.bytes)
 
-    def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
+    def _delete_logs(self, name: str, chosen: Callable[[ArrayPlace, Mapping[Index, Log]], list[Index]]) -> None:
         """Delete the logs of a tensor, for the tiles returned by `chosen`.
 
         In the call ``chosen(place, logs)``, `logs` maps each tile with a log to this log. If the definition of the
@@ -451,16 +451,16 @@ class Sweep:
             self._collected += Garbage(len(log), sum(part.size for part in log.values()))
         self._logs += len(tiles)
 
-    def _complete(self, place: Place, tiles: Iterable[Index]) -> list[Index]:
+    def _complete(self, place: ArrayPlace, tiles: Iterable[Index]) -> list[Index]:
         wanted = list(tiles)
         return list(itertools.compress(wanted, self._home.exist(map(place.chunk, wanted))))
 
-    def _place(self, name: str) -> Place | None:
+    def _place(self, name: str) -> ArrayPlace | None:
         try:
             definition = self._definition(name)
         except (ValueError, StoreError):
             return None
-        return None if definition is None else Place(definition)
+        return None if definition is None else ArrayPlace(definition)
 
     def _sweep_temporary_files(self, keys: list[str]) -> None:
         sizes = self._home.sizes(keys)

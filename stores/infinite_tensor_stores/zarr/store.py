@@ -37,7 +37,7 @@ from infinite_tensor_stores.targets import (
 from infinite_tensor_stores.zarr.codec import codecs_of
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
-    Place,
+    ArrayPlace,
     array_bytes,
     attributes_in,
     checked_origin,
@@ -222,7 +222,7 @@ class ZarrBackend(Backend):
         if name.startswith(GROUP):
             self._home.create({self.document_path(name): group_document(document)})
         else:
-            self._create(Place(StoredTensor.from_json(document)))
+            self._create(ArrayPlace(StoredTensor.from_json(document)))
 
     def create(self, definition: dict[str, Any], original: Mapping[str, Any] | None) -> None:
         """See `Backend`."""
@@ -234,9 +234,9 @@ class ZarrBackend(Backend):
             codecs = codecs_of(stored_dtype(stored.layout.dtype), self._compressors)
         origin = list(origin_of(stored.layout.shape, stored.layout.tile_shape))
         self.root.begin()
-        self._create(Place(replace(stored, fields=sealed({**definition, "origin": origin, "codecs": codecs}))))
+        self._create(ArrayPlace(replace(stored, fields=sealed({**definition, "origin": origin, "codecs": codecs}))))
 
-    def _create(self, place: Place) -> None:
+    def _create(self, place: ArrayPlace) -> None:
         stored = place.stored
         self._home.put({f"{place.array}/{DOCUMENT}": array_bytes(stored)})
         if self._home.create({place.group: tensor_document(stored)}) == [True]:
@@ -249,7 +249,7 @@ class ZarrBackend(Backend):
 
     def replace_document(self, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
         """See `Backend`."""
-        place = Place(StoredTensor.from_json(new))
+        place = ArrayPlace(StoredTensor.from_json(new))
         with self._home.alone_in(name):
             group, array = self._home.get([place.group, f"{place.array}/{DOCUMENT}"])
             if group is None or _definition_in(group) != old:
@@ -312,7 +312,7 @@ class ZarrBackend(Backend):
 
     def tensor(self, stored: StoredTensor) -> ZarrTensor:
         """See `Backend`."""
-        tensor = ZarrTensor(self._home, Place(stored), self)
+        tensor = ZarrTensor(self._home, ArrayPlace(stored), self)
         # Only the first time, because later other writers may exist.
         if stored.incarnation == self._created:
             tensor.writers.found()
@@ -324,7 +324,7 @@ class ZarrBackend(Backend):
     def describe(self, stored: StoredTensor) -> TensorInfo:
         """See `Backend`."""
         # Do not open the tensor, because a codec may be unsupported.
-        place = Place(stored)
+        place = ArrayPlace(stored)
         complete, size = 0, 0
         for key, chunk in self._home.entries(f"{place.array}/c"):
             if place.tile_of_chunk(key) is not None:
@@ -339,7 +339,7 @@ class ZarrBackend(Backend):
 
     def stored_size(self, stored: StoredTensor, most: int) -> StoredSize | None:
         """See `Backend`."""
-        place, home = Place(stored), self._home
+        place, home = ArrayPlace(stored), self._home
         if not home.lists_in_pages:
             return None
         folder = f"{place.array}/c"

@@ -25,7 +25,7 @@ from infinite_tensor.values.dtypes import from_stored, stored_dtype, to_stored
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, content, left_alone, parsed
 from infinite_tensor_stores.homes import Home, batches
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
-from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_bytes, array_document, attributes_in, part_of
+from infinite_tensor_stores.zarr.layout import DOCUMENT, ArrayPlace, array_bytes, array_document, attributes_in, part_of
 
 _BITS = 12
 """A block of a `TileSet` has about 2**12 tiles."""
@@ -131,7 +131,7 @@ class Logs:
     """Reads, extends and deletes logs.
 
     The length of each log is remembered, so that its parts need not be listed. In arguments, a log is the key prefix
-    returned by `Place.log`.
+    returned by `ArrayPlace.log`.
     """
 
     def __init__(self, home: Home) -> None:
@@ -205,13 +205,13 @@ class ZarrTensor(TensorHandle):
     ----------
     home : Home
         The objects of the store.
-    place : Place
+    place : ArrayPlace
         The keys of the tensor.
     owner : object
         The store; messages show its str.
     """
 
-    def __init__(self, home: Home, place: Place, owner: object) -> None:
+    def __init__(self, home: Home, place: ArrayPlace, owner: object) -> None:
         super().__init__(place.stored.tensor_id, place.layout, owner)
         self.place = place
         self.codec = ChunkCodec(
