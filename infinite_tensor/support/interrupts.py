@@ -155,10 +155,11 @@ class _Call:
 
     def __enter__(self) -> None:
         self._outer = outer = _here.call
-        if not self.is_open and _here.is_main and outer() is None:
-            _ctrl_c.install()
         try:
+            # First, because a handler without a call removes itself.
             _here.call = self._this
+            if not self.is_open and _here.is_main and outer() is None:
+                _ctrl_c.install()
             if self.is_open and _ctrl_c.noted is not None:
                 _ctrl_c.come()
         except BaseException:

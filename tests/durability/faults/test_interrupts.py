@@ -214,6 +214,28 @@ def test_what_is_cleaned_up_after_a_ctrl_c_is_not_cut_off_by_the_next_one(part: 
     assert cleaned
 
 
+def test_a_ctrl_c_while_a_call_begins_leaves_the_next_one_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As the first and the second Ctrl-C of a program that sets a flag at the first.
+    came: list[bool] = []
+    install = interrupts._ctrl_c.install
+
+    def install_and_press() -> None:
+        install()
+        press_ctrl_c()
+
+    monkeypatch.setattr(interrupts._ctrl_c, "install", install_and_press)
+    former = signal.signal(signal.SIGINT, lambda *_: came.append(is_changing))
+    try:
+        with interrupts.store_call():
+            is_changing = True
+            press_ctrl_c()
+            is_changing = False
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert came
+    assert not any(came)
+
+
 def test_where_a_store_hangs_a_later_ctrl_c_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "_PATIENCE_SECONDS", 0.05)
 
@@ -543,11 +565,20 @@ def test_ctrl_c_at_random_moments(kind: str, turns: int, tmp_path: Path) -> None
             assert torch.equal(read(top, y), expected[y])
             check_together(store)
     assert pressed > turns // 20
+    check_reopened(store, kind, tmp_path, expected)
+
+
+def check_read(tensor: InfiniteTensor, y: int, expected: torch.Tensor) -> None:
+    assert torch.equal(read(tensor, y), expected)
+
+
+def check_reopened(store: TileStore, kind: str, folder: Path, expected: dict[int, torch.Tensor]) -> None:
+    """What a store has stored is right, where it is opened again."""
     finishes(store.close)
     if isinstance(store, PersistentTileStore):
-        again = pair(STORES[kind](tmp_path)).slope
-        for y in range(0, 400, 5):
-            assert torch.equal(read(again, y), expected[y])
+        again = pair(STORES[kind](folder)).slope
+        for y, pixels in expected.items():
+            check_read(again, y, pixels)
 
 
 def check_together(store: TileStore) -> None:
@@ -581,11 +612,7 @@ def test_two_or_three_ctrl_c_a_few_milliseconds_apart(kind: str, turns: int, tmp
             finishes(partial(check_read, top, y, expected[y]))
             check_together(store)
     assert pressed > turns // 2
-    finishes(store.close)
-    if isinstance(store, PersistentTileStore):
-        again = pair(STORES[kind](tmp_path)).slope
-        for y in range(0, 400, 5):
-            check_read(again, y, expected[y])
+    check_reopened(store, kind, tmp_path, expected)
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of another process are POSIX")
@@ -607,10 +634,6 @@ def test_fills_that_are_interrupted_again_and_again_lose_no_finished_window(kind
     # Only a call of f that was cut off is made again.
     assert len(counted.calls) - len(set(counted.calls)) <= cuts
     store.close()
-
-
-def check_read(tensor: InfiniteTensor, y: int, expected: torch.Tensor) -> None:
-    assert torch.equal(read(tensor, y), expected)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
