@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -34,67 +35,85 @@ _OTHERS = ("_check_definition", "_write_copy", "_verify_tensor", "_bind_tensor",
 _OPTIONAL = {*_OF_BACKEND.values(), *_OF_DEFINITION.values(), *_OF_TENSOR.values(), *_OTHERS}
 
 
+class StoreRef:
+    """A weak reference to a store, so that the parts of the store do not keep it from being freed.
+
+    The thread of the writer holds the store itself until everything is stored.
+    """
+
+    def __init__(self, store: object) -> None:
+        self.bind(store)
+
+    def bind(self, store: object) -> None:
+        """Refer to `store`, also after the garbage collector has cleared weak references to it."""
+        self._ref = weakref.ref(store)
+
+    def __call__(self) -> Any:
+        """Return the store, or None if it was freed."""
+        return self._ref()
+
+    def call(self, method: str, *given: object, **options: object) -> Any:
+        """Call a method of the store."""
+        return getattr(self._ref(), method)(*given, **options)
+
+    def call_with_definition(self, method: str, stored: StoredTensor, *more: object) -> Any:
+        """Call a method of the store for a stored tensor."""
+        return self.call(method, stored.tensor_id, stored.fields, *more)
+
+
 class StoreBackend(Backend):
     """The methods of a store for definitions. Raise TypeError if one of the eight methods is missing."""
 
-    def __init__(self, store: object) -> None:
-        self.lacks = frozenset(name for name in _OPTIONAL if getattr(type(store), name, None) is None)
+    def __init__(self, store: StoreRef) -> None:
+        self._store, kind = store, type(store())
+        self.lacks = frozenset(name for name in _OPTIONAL if getattr(kind, name, None) is None)
         if missing := [name for name in _NEEDED if name in self.lacks]:
-            raise TypeError(f"{type(store).__name__} cannot store tensors; implement {', '.join(missing)}")
-        # Not the store itself, which ends when its user drops it, but an object with the same attributes.
-        self.methods: Any = object.__new__(type(store))
-        self.methods.__dict__ = vars(store)
-        for name, own in _OF_BACKEND.items():
-            if own not in self.lacks:
-                setattr(self, name, getattr(self.methods, own))
-        for name, own in _OF_DEFINITION.items():
-            if own not in self.lacks:
-                setattr(self, name, partial(_with_definition, getattr(self.methods, own)))
+            raise TypeError(f"{kind.__name__} cannot store tensors; implement {', '.join(missing)}")
+        for names, call in ((_OF_BACKEND, store.call), (_OF_DEFINITION, store.call_with_definition)):
+            for name, own in names.items():
+                if own not in self.lacks:
+                    setattr(self, name, partial(call, own))
 
     def __str__(self) -> str:
-        return str(self.methods)
+        return str(self._store())
 
     @property
     def is_near(self) -> bool:
         """See `Backend`."""
-        return bool(getattr(self.methods, "_is_near", True))
+        return bool(getattr(self._store(), "_is_near", True))
 
     def create(self, definition: dict[str, Any], original: Mapping[str, Any] | None) -> None:
         """See `Backend`."""
         if original is None or "_write_copy" in self.lacks:
             super().create(definition, original)
         else:
-            self.methods._write_copy(definition["tensor_id"], definition, original)
+            self._store.call("_write_copy", definition["tensor_id"], definition, original)
 
     def check(self, stored: StoredTensor) -> None:
         """See `Backend`."""
         if "_check_definition" not in self.lacks:
-            self.methods._check_definition(stored.fields)
+            self._store.call("_check_definition", stored.fields)
 
     def tensor(self, stored: StoredTensor) -> TensorHandle:
         """See `Backend`."""
         handle, tensor_id = StoreTensor(stored.tensor_id, stored.layout, self), stored.tensor_id
         if "_bind_tensor" not in self.lacks:
-            handle.bound = self.methods._bind_tensor(tensor_id, stored.fields)
+            handle.bound = self._store.call("_bind_tensor", tensor_id, stored.fields)
         if "_encoding" not in self.lacks:
-            handle.encoding = self.methods._encoding(tensor_id)
+            handle.encoding = self._store.call("_encoding", tensor_id)
         for name, own in _OF_TENSOR.items():
             if own not in self.lacks:
-                setattr(handle, name, partial(getattr(self.methods, own), tensor_id))
+                setattr(handle, name, partial(self._store.call, own, tensor_id))
         return handle
 
     def verify(self, stored: StoredTensor, *, repair: bool) -> list[Damage]:
         """See `Backend`."""
         if "_verify_tensor" in self.lacks:
             raise lacking(self, "_verify_tensor")
-        return list(self.methods._verify_tensor(stored.tensor_id, repair=repair))
+        return list(self._store.call("_verify_tensor", stored.tensor_id, repair=repair))
 
 
 class StoreTensor(TensorHandle):
     """The methods of a store for the tiles of a tensor, and what its `_bind_tensor` has returned."""
 
     bound: object = None
-
-
-def _with_definition(method: Callable[..., Any], stored: StoredTensor, *more: object) -> Any:
-    return method(stored.tensor_id, stored.fields, *more)

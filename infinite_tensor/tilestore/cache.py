@@ -48,6 +48,8 @@ class TileCache:
         The cache: empty, with its limits.
     flush_interval : float
         Seconds after which tiles in progress are stored. Checked when tiles change.
+    owner : callable
+        Returns the store, or None if it was freed.
     read_only : bool
         Whether nothing is ever stored, so that evicted tiles are lost. Even if this is False, tiles beyond the
         coordinate limits are never stored.
@@ -70,6 +72,7 @@ class TileCache:
         registry: Registry,
         entries: LRU[Key, Entry],
         flush_interval: float = 0.0,
+        owner: Callable[[], object] = lambda: None,
         *,
         read_only: bool = False,
         in_memory: bool = False,
@@ -78,6 +81,7 @@ class TileCache:
         self._registry = registry
         self.entries = entries
         self.flush_interval = flush_interval
+        self._owner = owner
         self._stores = not (read_only or in_memory)
         self.in_memory = in_memory
         self._writer: Writer[Key, TileInProgress] = Writer()
@@ -327,7 +331,7 @@ class TileCache:
         if self._writer.is_empty:
             return
         if self._writer.stuck():
-            self._writer.retry(partial(self._storage.store, self))
+            self._writer.retry(self._write())
             self._writer.drain()
             if self._writer.stuck():
                 raise self._writer.failure() or StoreError(f"{self._storage} has too many tiles that cannot be stored")
@@ -346,7 +350,7 @@ class TileCache:
 
         Failed writes are tried again. Raise StoreError if a tile cannot be stored.
         """
-        self._writer.retry(partial(self._storage.store, self))
+        self._writer.retry(self._write())
         self.submit_partials()
         self._writer.drain()
         # Look at the unstored jobs, because another thread may have received the error in the meantime.
@@ -358,7 +362,7 @@ class TileCache:
     def store_rest(self) -> None:
         """Store all tiles with unstored windows in the background, because the store was dropped.
 
-        No I/O here: the thread of the writer does it, and keeps this object alive until then.
+        No I/O here: the thread of the writer does it, and keeps the store alive until then.
         """
         if not self.closed:
             self.submit_partials()
@@ -366,7 +370,7 @@ class TileCache:
             self._register()
 
     def _flush_at_exit(self) -> None:
-        if not self.closed:
+        if not self.closed and self._owner() is not None:
             self.flush()
             self._storage.flush()
 
@@ -513,7 +517,18 @@ class TileCache:
             return
         stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])}
         if stored:
-            self._writer.submit(stored, partial(self._storage.store, self))
+            self._writer.submit(stored, self._write())
+
+    def _write(self) -> Callable[[dict[Key, TileInProgress]], Sequence[StoreError]]:
+        """Return the function with which the writer stores tiles.
+
+        The writer's thread holds it until everything is stored, and thereby the store, which the thread itself must not
+        free: what is left of a freed store goes to the same writer.
+        """
+        return partial(self._store, self._owner())
+
+    def _store(self, _owner: object, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
+        return self._storage.store(self.lock, jobs)
 
     def _release(self, key: Key, entry: Entry) -> bool:
         if isinstance(entry, TileInProgress):

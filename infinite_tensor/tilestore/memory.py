@@ -139,7 +139,8 @@ class MemoryContents(Contents):
             old = self.registry.record_of(spec)
             kept = moved.dtype == spec.dtype or (spec.reduction is None and spec.blender.picks)
             layout = TileLayout(spec.shape, old.layout.tile_shape, moved.dtype, old.layout.largest)
-            new = replace(old, spec=replace(moved, held=None), layout=layout, device=moved.device)
+            handle = self.storage.backend.unstored(moved.tensor_id, layout)
+            new = replace(old, spec=replace(moved, held=None), layout=layout, handle=handle, device=moved.device)
             there = {tile: _moved(entry, new) for tile, entry in self.tiles.of(old).items() if kept}
             self.registry.replace(old, new, moved)
             self.tiles.forget(old)

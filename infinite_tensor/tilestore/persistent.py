@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import checked_bytes, quoted
-from infinite_tensor.tilestore.adapter import StoreBackend
+from infinite_tensor.tilestore.adapter import StoreBackend, StoreRef
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.contents import Contents
@@ -97,9 +97,10 @@ class PersistentTileStore(TileStore):
         limits = checked_bytes("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
             raise ValidationError(f"flush_interval must be 0 or more seconds, got {quoted(flush_interval)}")
-        storage = Storage(StoreBackend(self) if backend is None else backend)
+        self._store_ref = StoreRef(self)
+        storage = Storage(StoreBackend(self._store_ref) if backend is None else backend)
         registry = Registry(storage, tile_size, read_only=read_only)
-        tiles = TileCache(storage, registry, LRU(*limits), flush_interval, read_only=read_only)
+        tiles = TileCache(storage, registry, LRU(*limits), flush_interval, self._store_ref, read_only=read_only)
         super().__init__(Contents(storage, registry, tiles, read_only=read_only), workers=workers)
         self._flush_interval = flush_interval
         renew_in_children(self)
@@ -128,4 +129,5 @@ class PersistentTileStore(TileStore):
     def __del__(self) -> None:
         # `__init__` may have failed halfway. At the exit of the interpreter, modules may be gone.
         if sys is not None and not sys.is_finalizing() and hasattr(self, "_contents"):
+            self._store_ref.bind(self)
             self._contents.tiles.store_rest()

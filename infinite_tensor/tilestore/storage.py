@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -32,12 +32,6 @@ Key: TypeAlias = tuple[Record, Index]
 """A tile of a tensor."""
 
 _FEW_TILES = 64
-
-
-class Locked(Protocol):
-    """The cache of tiles, as far as `Storage` knows it."""
-
-    lock: threading.RLock
 
 
 class Storage:
@@ -173,12 +167,12 @@ class Storage:
         self._log_write("complete", record.spec.tensor_id, complete)
         self._log_write("partial", record.spec.tensor_id, changes)
 
-    def store(self, cache: Locked, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
+    def store(self, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
         """Store the tiles in `jobs`, and return the errors.
 
         Called on the background thread of the writer. After the call, `jobs` contains only tiles that could not be
-        stored. Tiles of records that are not current are removed without storing. The lock of `cache` protects the
-        tiles from changes. It is not locked during I/O. The thread keeps `cache` alive, so that an exit waits for it.
+        stored. Tiles of records that are not current are removed without storing. `lock` protects the tiles from
+        changes. It is not locked during I/O.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
@@ -187,7 +181,7 @@ class Storage:
         for record, tiles in by_record.items():
             try:
                 if record.current:
-                    self._store_tensor(cache.lock, record, tiles)
+                    self._store_tensor(lock, record, tiles)
                 for tile in tiles:
                     del jobs[record, tile]
             except StoreError as error:

@@ -40,7 +40,7 @@ _MOST_CHANGES = 2**12
 
 
 class SharedFile:
-    """An open HDF5 file, shared between the stores of this process.
+    """An open HDF5 file, shared between the backends of this process.
 
     With an open file for each store, the stores would overwrite each other's data.
 
@@ -191,7 +191,7 @@ def open_file(path: Path, mode: str, owner: object, *, writable: bool) -> Shared
     mode : str
         What may be there, and what is created: one of `MODES`.
     owner : object
-        The store, which uses the file until `leave_file`; messages show its str.
+        The backend, which uses the file until `leave_file`; messages show its str.
     writable : bool
         Whether the store writes. With mode ``r``, it then writes to a store that exists already.
 

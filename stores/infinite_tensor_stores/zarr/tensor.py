@@ -208,7 +208,7 @@ class ZarrTensor(TensorHandle):
     place : ArrayPlace
         The keys of the tensor.
     owner : object
-        The store; messages show its str.
+        The backend; messages show its str.
     """
 
     def __init__(self, home: Home, place: ArrayPlace, owner: object) -> None:
