@@ -9,10 +9,10 @@ it first computes the windows not yet stored or claimed by other reads. Then it 
 reads. If ``f`` raises in another read, this read computes the remaining windows.
 
 A nested read, which is made by an ``f``, never waits for another thread. If another thread, or a call around the read,
-has begun a window, the nested read computes the window too, alone in a call. Who has begun windows
-only runs calls until the windows are stored, and calls wait for nobody, so there is no deadlock. An ``f`` may also read
-windows computed in the same call. But if a call computes only one window and reads this window, the window needs
-itself, which is an error.
+has begun a window, the nested read computes the window too, alone in a call. Who has begun windows only runs calls
+until the windows are stored, and calls wait for nobody, so there is no deadlock. An ``f`` may also read windows
+computed in the same call. But if a call computes only one window and reads this window, the window needs itself, which
+is an error.
 """
 
 from __future__ import annotations
