@@ -16,7 +16,15 @@ import torch
 
 from infinite_tensor.engine.chain import Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
-from infinite_tensor.engine.formulas import FEW_PIXELS, count_in, formulas_of, most_wasteful, nbytes_per_pixel, spread
+from infinite_tensor.engine.formulas import (
+    FEW_PIXELS,
+    count_in,
+    formulas_of,
+    most_wasteful,
+    nbytes_per_pixel,
+    never_lacks,
+    spread,
+)
 from infinite_tensor.engine.lifetimes import NumberedRegions, Regions
 from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.loop import Loop, run, run_steps
@@ -162,9 +170,10 @@ def _needed(wanted: Mapping[Node, NumberedRegions]) -> Mapping[Node, NumberedReg
 
 def _missing(wanted: Mapping[Node, NumberedRegions], views: Views) -> dict[Node, IntArray]:
     """Return the windows to compute before regions can be read."""
+    lacking = {node: boxes for node, boxes in wanted.items() if not never_lacks(node)}
     return {
         node: views.of(node).add(boxes.starts, boxes.stops)
-        for node, boxes in _needed(wanted).items()
+        for node, boxes in _needed(lacking).items()
         if node.computation.formula is None
     }
 
