@@ -106,12 +106,13 @@ def check_format(version: object, owner: object, advice: str = "", known: range 
 
 
 def local_path(target: str) -> Path:
-    """Convert a plain path or a ``file://`` URL to a path.
+    """Convert a plain path or a ``file://`` URL to an absolute path.
 
     Raises
     ------
     ValidationError
-        If `target` is another URL, a URL with a single slash, or a path in the home folder of an unknown user.
+        If `target` is another URL, a URL with a single slash, a path in the home folder of an unknown user, or a
+        relative path in a deleted folder.
     """
     scheme, is_url, rest = target.partition("://")
     if is_url:
@@ -120,12 +121,14 @@ def local_path(target: str) -> Path:
         host, slash, path = rest.partition("/")
         if "@" in host:
             raise ValidationError(f"a {scheme}:// URL must not contain a login; write {scheme}:///{path}")
-        return Path(unquote(slash + path if host == "localhost" else rest))
+        target = unquote(slash + path if host == "localhost" else rest)
     protocol, is_cut, _ = target.partition(":/")
     if is_cut and protocol in available_protocols():
         raise ValidationError(f"a URL begins with {protocol}://, but pathlib removes a slash; give the URL as a str")
     try:
-        return Path(target).expanduser()
+        return (Path(target) if is_url else Path(target).expanduser()).absolute()
+    except FileNotFoundError as error:
+        raise ValidationError(f"{target!r} is in the current folder, which was deleted; give the whole path") from error
     except RuntimeError as error:
         raise ValidationError(f"{target!r} names a user who has no home directory here; give the whole path") from error
 
@@ -158,7 +161,7 @@ def absolute(target: Any) -> Any:
         return LocalStore(target.root.expanduser().absolute(), read_only=target.read_only)
     if not isinstance(target, str | os.PathLike) or not is_local(text_of(target)):
         return target
-    path = local_path(text_of(target)).absolute()
+    path = local_path(text_of(target))
     return str(path) if isinstance(target, str) else path
 
 
@@ -229,7 +232,7 @@ def home_of(
     url = text_of(target)
     if is_local(url):
         # Unlike fsspec's files, FileHome can create files exclusively.
-        return FileHome(local_path(url).absolute(), read_only=read_only)
+        return FileHome(local_path(url), read_only=read_only)
     mask = LoginMask(url, storage_options)
     # A cached listing would hide what another process has written, and connections of a cached instance may be shared.
     options = {"use_listings_cache": False, **(storage_options or {}), "skip_instance_cache": True}

@@ -217,6 +217,15 @@ def test_what_is_no_place_is_refused(tmp_path: Path) -> None:
         tensor(Path("s3://bucket/world.zarr"))
 
 
+def test_a_place_in_a_deleted_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for name in ("w.zarr", "w.h5"):
+        with pytest.raises(ValidationError, match="whole path"):
+            open_store(name)
+
+
 @pytest.mark.parametrize("name", ["out.tif", "out.TIFF", "out.npy", "file://{}/out.png"])
 def test_a_new_store_does_not_end_as_an_exported_file(name: str, tmp_path: Path) -> None:
     place = name.format(tmp_path)

@@ -124,7 +124,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
     written.check(cutout)
     cutout = cutout.every(options.every, options.max_pixels)
     warn_of_lost(shown_target(place), written.unsaid(cutout))
-    path = local_path(place).absolute()
+    path = local_path(place)
     sidecars = [path.with_name(path.name + ending) for ending in written.sidecars]
     with _explaining(_begun(path, sidecars, overwrite=options.overwrite), str(path)) as unfinished:
         with (

@@ -92,7 +92,7 @@ def opened_zarr(
     """
     mark = content.identity or secrets.token_hex(32)
     if is_local(target):
-        with _opened_folder(content, local_path(target).absolute(), mark, overwrite=overwrite) as group:
+        with _opened_folder(content, local_path(target), mark, overwrite=overwrite) as group:
             yield group.sinks()
             group.finish()
         return
