@@ -35,7 +35,6 @@ _PACKAGES = _S3_PACKAGES | {
     "hypothesis",
     "matplotlib",
     "PIL",
-    "pytest_benchmark",
     "rasterio",
     "tensordict",
     "tensorstore",

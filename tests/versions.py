@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.environment import default_folder, prepared
+from benchmarks.environment import default_folder, prepared
 
 ROOT = Path(__file__).parents[1]
 TESTS = [

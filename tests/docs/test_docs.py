@@ -220,9 +220,19 @@ def test_code_is_at_most_80_columns_wide() -> None:
     assert [(where, row) for where, row in rows if len(row) > 80] == []
 
 
-@pytest.mark.parametrize("kind", [infinite_tensor.InfiniteTensor, infinite_tensor.TensorWindow])
-def test_what_everybody_uses_has_an_example(kind: type) -> None:
-    assert f"{kind.__module__}.{kind.__qualname__}" in EXAMPLES
+def test_every_example_is_in_the_gallery() -> None:
+    gallery = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    assert [path.name for path in ROOT.glob("examples/*.py") if f'--8<-- "examples/{path.name}"' not in gallery] == []
+
+
+def test_nothing_tells_anybody_to_install_the_package_of_another_library() -> None:
+    """Which has this project's name in the package registry."""
+    other = re.compile(r"infinite[-_]tensor\[\w|\binstall\b[^\n]*?[ \"']infinite[-_]tensor\b|upgrade infinite")
+    paths = [
+        *PAGES,
+        *(path for folder in ("infinite_tensor", "stores", "examples") for path in ROOT.glob(f"{folder}/**/*.py")),
+    ]
+    assert [path.name for path in paths if other.search(path.read_text(encoding="utf-8"))] == []
 
 
 @cache

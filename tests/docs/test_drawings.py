@@ -15,15 +15,11 @@ ROOT = Path(__file__).parents[2]
 
 DRAWN = [
     ("borders.py", ["borders.png", "seams.png"], ["docs/blending.md"]),
-    pytest.param(
-        "endless.py",
-        ["endless.png"],
-        ["docs/terrain.md"],
-        marks=pytest.mark.slow,
-    ),
+    ("endless.py", ["endless.png"], ["docs/terrain.md"]),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "pictures", "pages"), DRAWN)
 def test_a_script_draws_the_pictures_that_pages_show(
     script: str, pictures: list[str], pages: list[str], tmp_path: Path

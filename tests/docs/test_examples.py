@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import math
 import os
 import re
 import signal
@@ -46,21 +44,6 @@ def pixels_of(path: Path) -> Pixels:
         return np.array(picture)
 
 
-@dataclass(frozen=True)
-class Runs:
-    """What two equal runs printed, and the pictures that they wrote."""
-
-    folder: Path
-    printed: list[str]
-    pictures: list[Pixels]
-
-
-def run_twice(folder: Path, *command: object) -> Runs:
-    outputs = [folder / "first.png", folder / "second.png"]
-    printed = [succeeds(*command, "--output", output, cwd=folder) for output in outputs]
-    return Runs(folder, printed, [pixels_of(output) for output in outputs])
-
-
 @pytest.fixture(scope="module")
 def photograph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Noise over a gradient, so that every pixel is told from its neighbours."""
@@ -71,150 +54,40 @@ def photograph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["blur.zarr", "blur.h5"])
-def blurred(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, photograph: Path) -> Runs:
-    folder = tmp_path_factory.mktemp("blur")
-    return run_twice(folder, EXAMPLES / "blur.py", photograph, "--store", request.param)
+FAR = ("terrain.py", "--x", 50_000_000, "--y", -123_456_789, "--size", 96)
+# Two windows hold the blurred picture; their margins need 3x4 of the blur before, and those 5x6 of the plane. Windows
+# -1 to 2 of the world touch the picture, and read of windows -1 and 0 of the noise.
+TWICE = {
+    "blur.zarr": (("blur.py", "photograph", "--store", "blur.zarr"), 2 + 12 + 30),
+    "blur.h5": (("blur.py", "photograph", "--store", "blur.h5"), 2 + 12 + 30),
+    "terrain": (FAR, 12),
+    "features": (("features.py", "--size", 32, "--widths", 256, 16, 64), 4),
+    "world": (("world.py", "--size", 128, "--store", "world.zarr"), 4 * 4 + 2 * 2),
+    "train": (("train.py", "--size", 128, "--seconds", 0), 4),
+}
+"""Examples with their arguments, and how often they call f."""
 
 
-def test_blur_computes_each_window_once_and_then_none(blurred: Runs) -> None:
-    # Two windows hold the picture; their margins need 3x4 of the blur before, and those 5x6 of the plane; the image is
-    # read where it lies.
-    assert [calls(printed) for printed in blurred.printed] == [2 + 12 + 30, 0]
-
-
-def test_blur_draws_the_same_picture_from_the_store(blurred: Runs) -> None:
-    assert (blurred.pictures[0] == blurred.pictures[1]).all()
-
-
-FAR = ("--x", 50_000_000, "--y", -123_456_789)
-SIZE = 96
-
-
-@pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return run_twice(tmp_path_factory.mktemp("far"), EXAMPLES / "terrain.py", *FAR, "--size", SIZE)
-
-
-def test_terrain_far_from_the_origin_is_computed_once(far: Runs) -> None:
-    first, second = map(calls, far.printed)
-    assert first > 0
-    assert second == 0
-    assert far.pictures[0].shape == (SIZE, SIZE, 3)
-    assert far.pictures[0].std() > 5
-    assert (far.pictures[0] == far.pictures[1]).all()
-
-
-def test_neighbouring_terrain_from_another_store_continues_the_picture(far: Runs, tmp_path: Path) -> None:
-    shift = SIZE // 3
-    place = ("--x", FAR[1] + shift, "--y", FAR[3], "--size", SIZE, "--store", "terrain.h5")
-    assert calls(succeeds(EXAMPLES / "terrain.py", *place, cwd=tmp_path)) > 0
-    neighbour = pixels_of(tmp_path / "terrain.png")
-    assert (neighbour[:, :-shift] == far.pictures[0][:, shift:]).all()
-    assert (neighbour[:, -shift:] != far.pictures[0][:, :shift]).any()
-
-
-# Features.
-
-
-FEATURES_SIZE = 32
-FEATURES_OPTIONS = ("--size", FEATURES_SIZE, "--widths", 256, 16, 64)
-
-
-@pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return run_twice(tmp_path_factory.mktemp("features"), EXAMPLES / "features.py", *FEATURES_OPTIONS)
-
-
-def test_the_waves_are_drawn_once(features: Runs) -> None:
-    assert [calls(printed) for printed in features.printed] == [4, 0]
-
-
-def errors(printed: str) -> dict[int, float]:
-    told = re.findall(r"^(\d+) waves: off by ([\d.]+) of 255$", printed, re.MULTILINE)
-    return {int(width): float(error) for width, error in told}
-
-
-def test_the_picture_shows_the_photograph_and_what_each_network_paints(features: Runs) -> None:
-    first, second = features.pictures
-    assert first.shape == (FEATURES_SIZE, 4 * FEATURES_SIZE + 3 * 8, 3)
-    assert (first[:, FEATURES_SIZE : FEATURES_SIZE + 8] == 255).all()
+@pytest.mark.parametrize("name", TWICE)
+def test_a_second_run_computes_nothing_and_draws_the_same(name: str, photograph: Path, tmp_path: Path) -> None:
+    (script, *arguments), count = TWICE[name]
+    command = [EXAMPLES / script, *(photograph if each == "photograph" else each for each in arguments)]
+    printed = [succeeds(*command, "--output", output, cwd=tmp_path) for output in ("first.png", "second.png")]
+    assert [*map(calls, printed)] == [count, 0]
+    first, second = (pixels_of(tmp_path / output) for output in ("first.png", "second.png"))
+    assert first.std() > 5
     assert (first == second).all()
-    # The last one is painted from the checkpoint.
-    photograph, painted = first[:, :FEATURES_SIZE].astype(float), first[:, -FEATURES_SIZE:].astype(float)
-    assert abs(((photograph - painted) ** 2).mean() ** 0.5 - errors(features.printed[0])[256]) < 0.5
 
 
-def test_the_checkpoint_holds_what_was_learnt_and_no_waves(features: Runs) -> None:
-    state = torch.load(features.folder / "features.pt", weights_only=True)
-    assert set(state) == {"mix.weight", "mix.bias", "field._extra_state"}
-    assert state["field._extra_state"]["tensor_id"] == "waves"
-
-
-# World.
-
-
-WORLD_SIZE, GAP = 128, 8
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    options = ("--size", WORLD_SIZE, "--store", "world.zarr")
-    return run_twice(tmp_path_factory.mktemp("world"), EXAMPLES / "world.py", *options)
-
-
-def test_the_network_runs_once_for_height_biome_and_colour(world: Runs) -> None:
-    # Windows -1 to 2 of either direction touch the picture, and read of windows -1 and 0 of the noise.
-    assert [calls(printed) for printed in world.printed] == [4 * 4 + 2 * 2, 0]
-
-
-def test_the_picture_shows_the_three_side_by_side_and_is_the_same_from_the_store(world: Runs) -> None:
-    first, second = world.pictures
-    assert first.shape == (WORLD_SIZE, 3 * WORLD_SIZE + 2 * GAP, 3)
-    assert (first == second).all()
-    height, biome, colour = (first[:, at : at + WORLD_SIZE] for at in (0, WORLD_SIZE + GAP, 2 * (WORLD_SIZE + GAP)))
-    assert (height[..., 0] == height[..., 2]).all()
-    assert len({tuple(pixel) for pixel in biome.reshape(-1, 3).tolist()}) in range(2, 9)
-    # The sea is dark and blue in all three.
-    sea = (biome == (28, 58, 112)).all(axis=-1)
-    assert sea.any()
-    assert height[sea].mean() < height[~sea].mean()
-    assert (colour[sea][:, 2] > colour[sea][:, 0]).mean() > 0.99
-
-
-# Train.
-
-
-TRAIN_SIZE = 128
-
-
-@pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """One that fills the store, and one that finds it filled."""
-    folder = tmp_path_factory.mktemp("train")
-    outputs = [folder / "first.png", folder / "second.png"]
-    printed = [
-        succeeds(EXAMPLES / "train.py", "--size", TRAIN_SIZE, "--seconds", seconds, "--output", output, cwd=folder)
-        for seconds, output in zip((2, 0), outputs, strict=True)
-    ]
-    return Runs(folder, printed, [pixels_of(output) for output in outputs])
-
-
-def test_the_land_is_computed_once(train: Runs) -> None:
-    first, second = map(calls, train.printed)
-    assert first > 0
-    assert second == 0
-
-
-def test_the_picture_shows_land_with_noise_cleaned_and_as_it_is(train: Runs) -> None:
-    found = re.search(r"land never seen: off by ([\d.]+) m with noise, by ([\d.]+) m without", train.printed[0])
-    assert found
-    assert math.isclose(float(found[1]), 60, rel_tol=0.05)
-    first, second = train.pictures
-    assert first.shape == (320, 3 * 320 + 2 * 8, 3)
-    assert (first[:, 320:328] == 255).all()
-    assert (first[:, 656:] == second[:, 656:]).all()
-    assert (first[:, 328:648] != first[:, 656:]).any()
+def test_neighbouring_terrain_from_another_store_continues_the_picture(tmp_path: Path) -> None:
+    script, _, x, *rest = FAR
+    pictures = []
+    for moved, store in ((0, "terrain.zarr"), (32, "terrain.h5")):
+        command = [EXAMPLES / script, "--x", int(x) + moved, *rest, "--store", store, "--output", f"{store}.png"]
+        succeeds(*command, cwd=tmp_path)
+        pictures.append(pixels_of(tmp_path / f"{store}.png"))
+    assert (pictures[1][:, :-32] == pictures[0][:, 32:]).all()
+    assert (pictures[1][:, -32:] != pictures[0][:, :32]).any()
 
 
 # Embeddings.
@@ -237,19 +110,6 @@ def test_each_run_goes_on_where_the_one_before_it_ended(tmp_path: Path) -> None:
     second = succeeds(EXAMPLES / "embeddings.py", "--most", 50, "--count", 3, "--query", QUERY, cwd=tmp_path)
     assert second.startswith("100 entries were there, 50 are new\n")
     assert nearest(second) == nearest(first)[:3]
-
-
-def test_the_search_finds_what_a_search_in_memory_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    example = importlib.import_module("embeddings")
-    example.collect(tmp_path, 300)
-    wanted = example.embedded("decode base64")
-    scores = TensorBlob.open(tmp_path / "vectors").read().float() @ wanted
-    names = TensorBlob.open(tmp_path / "names")
-    expected = [bytes(names[at].tolist()).decode().strip() for at in scores.topk(4).indices.tolist()]
-    found = example.search(tmp_path, "decode base64", 4)
-    assert [name for _, name in found] == expected
-    assert torch.allclose(torch.tensor([cosine for cosine, _ in found]), scores.topk(4).values, atol=1e-4)
 
 
 # Segment: on a part of a photograph, and killed three times.

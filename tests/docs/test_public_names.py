@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -208,21 +207,6 @@ def test_public_names_and_signatures_are_those_that_are_listed() -> None:
         "`python -m tests.docs.test_public_names`"
     )
     assert kept == found
-
-
-def git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"needs the history of the repository: {done.stderr.strip()}")
-    return done.stdout.strip()
-
-
-def test_the_changelog_tells_of_the_last_change_of_the_list() -> None:
-    kept, changelog = str(LISTED.relative_to(ROOT)), "CHANGELOG.md"
-    last = git("log", "-1", "--format=%H", "--", kept)
-    since = "HEAD" if git("diff", "--name-only", "HEAD", "--", kept) else f"{last}~1"
-    assert git("diff", "--name-only", since, "--", changelog), f"{kept} has changed since {since}, {changelog} has not"
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)

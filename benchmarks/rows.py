@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.benchmarks.measuring import Measurement, Subject
+from benchmarks.measuring import Measurement, Subject
 
 MEMORY, ZARR, HDF5 = "memory", "zarr", "hdf5"
 

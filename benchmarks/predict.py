@@ -1,4 +1,4 @@
-"""`predict` beside MONAI and the plain loop, by turns in one run: `python -m tests.benchmarks.predict`.
+"""`predict` beside MONAI and the plain loop, by turns in one run: `python -m benchmarks.predict`.
 
 Each run is a process of its own, with one thread. All slide the same network over the same image in the same windows,
 and store the labels as Zarr. Progress goes to standard error, the table to standard output.
@@ -19,9 +19,9 @@ from statistics import median
 
 import numpy as np
 
-from tests.benchmarks import environment, report
-from tests.benchmarks.measuring import HERE, PACKAGES, variables
-from tests.benchmarks.workloads.sliding import BATCH, CASES, Case, Job, lead
+from benchmarks import environment, report
+from benchmarks.measuring import HERE, PACKAGES, variables
+from benchmarks.workloads.sliding import BATCH, CASES, Case, Job, lead
 
 OURS, MONAI, LOOP, NET = "ours", "monai", "loop", "net"
 
@@ -173,7 +173,7 @@ def _python_of_monai(folder: Path, *, smoke: bool) -> Path | None:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.predict", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.predict", description=__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--runs", type=int, default=5, help="how often everything is repeated (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what each run measured into this file")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parent
 PACKAGES = (ROOT, ROOT / "stores")
 """Folders of the packages of this repository."""
 

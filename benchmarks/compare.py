@@ -1,4 +1,4 @@
-"""Ours, the peer and the floors, measured by turns in one run: `python -m tests.benchmarks.compare`.
+"""Ours, the peer and the floors, measured by turns in one run: `python -m benchmarks.compare`.
 
 Progress goes to standard error, the table to standard output.
 """
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tests.benchmarks import environment, report
-from tests.benchmarks.curves import CURVES, Curve
-from tests.benchmarks.measuring import ROOT, Measurement, Workers
-from tests.benchmarks.rows import ROWS, Row
+from benchmarks import environment, report
+from benchmarks.curves import CURVES, Curve
+from benchmarks.measuring import ROOT, Measurement, Workers
+from benchmarks.rows import ROWS, Row
 
 ENOUGH = 8.0
 """Seconds until which even a short case is repeated."""
@@ -88,7 +88,7 @@ def _text(rows: Sequence[Row], curves: Sequence[Curve], values: report.Values, r
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     cases = list(dict.fromkeys([row.case for row in ROWS] + [curve.case for curve in CURVES]))
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.compare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("--case", action="append", choices=cases, metavar="NAME", help=", ".join(cases))
     parser.add_argument("--repeats", type=int, default=3, help="the fewest turns of each case (default: %(default)s)")
     parser.add_argument(

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from tests.benchmarks.curves import FLAT, Curve, exponent
-from tests.benchmarks.measuring import Measurement, Subject
-from tests.benchmarks.rows import Row
+from benchmarks.curves import FLAT, Curve, exponent
+from benchmarks.measuring import Measurement, Subject
+from benchmarks.rows import Row
 
 Values = Mapping[Measurement, float]
 """Seconds, or bytes for what looks at memory."""

@@ -1,6 +1,6 @@
 """How small each compression makes tiles, and how fast: what `compressors="auto"` was chosen by.
 
-``python -m tests.benchmarks.compression`` prints a Markdown table for tiles of 256x256 and one for 512x512. Every codec
+``python -m benchmarks.compression`` prints a Markdown table for tiles of 256x256 and one for 512x512. Every codec
 runs alone, on one thread; times are the best of several rounds, in which all codecs take turns. The cost is the time to
 encode a tile, write it, fetch it and decode it. Speeds and costs are geometric means over all pictures.
 """

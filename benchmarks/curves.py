@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.benchmarks.measuring import Measurement, Subject
-from tests.benchmarks.rows import HDF5, MEMORY, ZARR
+from benchmarks.measuring import Measurement, Subject
+from benchmarks.rows import HDF5, MEMORY, ZARR
 
 FLAT = 0.1
 """The largest exponent that still counts as flat."""

@@ -1,4 +1,4 @@
-"""How fast the viewer draws in a browser: `python -m tests.benchmarks.viewer`.
+"""How fast the viewer draws in a browser: `python -m benchmarks.viewer`.
 
 A Chromium without a screen opens the page over noise in a Zarr store five times, of 1200 x 800 pixels; the best counts.
 It is measured from the request for the page; tiles are those of four places that one goes to. The browser must be on

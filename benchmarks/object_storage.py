@@ -1,6 +1,6 @@
 """What a store on S3 costs beside plain requests of the same client, at a time and from another client.
 
-``python -m tests.benchmarks.object_storage`` starts an S3 server on this machine and prints three Markdown tables. In
+``python -m benchmarks.object_storage`` starts an S3 server on this machine and prints three Markdown tables. In
 each, all rows take turns, and the quickest of several rounds counts; a ratio is the median of its rounds:
 
 - filling and reading tiles of 256 KiB, against putting and getting the same objects with nothing around it;

@@ -1,4 +1,4 @@
-"""How fast the server answers: `python -m tests.benchmarks.server`.
+"""How fast the server answers: `python -m benchmarks.server`.
 
 First 32 clients, each a process of its own, ask for one stored map tile every 500 ms. Then 8 clients ask for chunks of
 an ``f`` that sleeps for 20 ms, as fast as one worker computes them. The worker is busy while it is in ``f``.

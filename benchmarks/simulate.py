@@ -1,4 +1,4 @@
-"""How long it takes to fill 10^12 pixels on S3, predicted: ``python -m tests.benchmarks.simulate``.
+"""How long it takes to fill 10^12 pixels on S3, predicted: ``python -m benchmarks.simulate``.
 
 It prints what docs/scaling.md shows. Windows and tiles are those of the library's own plans. Times are arithmetic: each
 stage is given what it takes by itself, stages work at the same time, and the slowest counts. A cluster fills tensors
@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 import torch
 from zarr.storage import MemoryStore
 
+from benchmarks.report import markdown
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from tests.benchmarks.report import markdown
 
 SIDE = 10**6
 WORKERS = (1, 10, 100, 1000)
