@@ -17,16 +17,12 @@ from infinite_tensor import (
     GridDataset,
     InfiniteTensor,
     InfiniteTensorError,
-    MemoryTileStore,
     OutOfMemoryError,
-    Output,
     ShapeMismatchError,
-    TensorBlob,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
-    open_store,
     sl,
 )
 from tests.support.building import built, each_store
@@ -43,12 +39,6 @@ store = each_store("memory", "zarr")
 def plane(shape: tuple[int | None, ...] = (None, None), store: TileStore | None = None) -> InfiniteTensor:
     window = TensorWindow((64,) * len(shape))
     return built(lambda _ctx: torch.ones(window.size), window, shape=shape, store=store)
-
-
-def few_tiles() -> InfiniteTensor:
-    """A tensor with few tiles and no window in a region that no memory holds."""
-    window = TensorWindow((1, 1), stride=2**40, offset=2**39)
-    return built(lambda _ctx: torch.ones(1, 1), window, store=MemoryTileStore(tile_size=2**28))
 
 
 # Results of f that are no dense tensor of values.
@@ -83,24 +73,6 @@ def test_a_result_that_holds_no_dense_values_is_named(kind: str, batch_size: int
     assert f"defined in {__file__}:" in note
 
 
-@pytest.mark.parametrize("kind", ["opaque", "sparse", "sparse rows"])
-@pytest.mark.filterwarnings("ignore:.*(prototype|beta|deprecated)")
-def test_a_stacked_result_that_is_not_dense_is_named(kind: str) -> None:
-    f: dict[str, Callable[[torch.Tensor], torch.Tensor]]
-    f = {"opaque": torch.Tensor.to_mkldnn, "sparse": torch.Tensor.to_sparse, "sparse rows": torch.Tensor.to_sparse_csr}
-    t = built(lambda contexts: f[kind](torch.ones(len(contexts), 4)), FOUR, batch_size=4)
-    with pytest.raises(ValidationError, match=r"return result\.to_dense\(\)"):
-        t[0:16]
-
-
-def test_one_output_of_several_that_is_nested_is_named() -> None:
-    group = InfiniteTensor.from_multi(
-        lambda _ctx: {"a": torch.nested.nested_tensor([torch.ones(4)])}, {"a": Output((None,), torch.float32, FOUR)}
-    )
-    with pytest.raises(ValidationError, match="dense tensor for 'a'"):
-        group["a"][0:4]
-
-
 # The last window is as long as the batch.
 @pytest.mark.parametrize(
     ("shape", "size"), [*((shape, 64) for shape in [(64, 64), (1, 64, 64), (5, 64, 64), (), (4, 64)]), ((4, 4), 4)]
@@ -110,13 +82,6 @@ def test_a_forgotten_batch_dimension_is_told_with_the_shape_to_return(shape: tup
     message = f"for 4 windows, f returned shape {shape}; return (4, {size}, {size})"
     with pytest.raises(ShapeMismatchError, match=re.escape(message)):
         t[0 : 2 * size, 0 : 2 * size]
-
-
-def test_a_forgotten_batch_dimension_of_one_output_is_told_with_its_name() -> None:
-    outputs = {"a": Output((None,), torch.float32, FOUR)}
-    group = InfiniteTensor.from_multi(lambda _contexts: {"a": torch.ones(4)}, outputs, batch_size=2)
-    with pytest.raises(ShapeMismatchError, match=r"for 2 windows, f returned for 'a' shape \(4,\); return \(2, 4\)"):
-        group["a"][0:8]
 
 
 @pytest.mark.parametrize(
@@ -170,27 +135,6 @@ def test_every_way_to_read_a_region_tells_it(side: int, stored: bool, tmp_path: 
             read()
 
 
-@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
-def test_a_stream_tells_it_too() -> None:
-    with pytest.raises(OutOfMemoryError, match="iter_regions"):
-        next(few_tiles().iter_regions([sl[0 : 2**30, 0 : 2**30]]))
-
-
-@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
-def test_an_arg_window_that_no_memory_holds_is_told() -> None:
-    window = TensorWindow((2**30, 2**30), stride=1)
-    t = built(lambda _c, r: r, (1, 1), (few_tiles(), window))
-    with pytest.raises(OutOfMemoryError, match=r"takes 4,294,967,296.0 GiB, .* smaller size"):
-        t[0, 0]
-
-
-def test_a_window_that_no_memory_holds_is_told() -> None:
-    side = 2**30
-    t = built(lambda _ctx: torch.ones(()).expand(side, side), (side, side))
-    with pytest.raises(OutOfMemoryError, match="give smaller windows"):
-        t[0, 0]
-
-
 REVERSED = """
 import resource, warnings
 from pathlib import Path
@@ -212,39 +156,17 @@ except OutOfMemoryError as error:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and a limit that Linux keeps")
+@pytest.mark.slow
 def test_a_step_whose_copy_does_not_fit_is_told() -> None:
     done = run("-c", REVERSED)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"takes 0\.2 GiB.*iter_regions", done.stdout)
 
 
-def test_rows_of_a_blob_that_no_memory_holds_are_told(tmp_path: Path) -> None:
-    row = torch.ones(2**17, dtype=torch.float32)
-    with TensorBlob.open(tmp_path / "blob", "w", dtype=row.dtype, shape=row.shape) as blob:
-        blob.write(row)
-        none = np.broadcast_to(np.zeros(1, dtype=np.int64), (2**43,))
-        with pytest.raises(OutOfMemoryError, match="read fewer rows at a time"):
-            blob._rows.read(none)
-
-
 # Targets that are none.
 
 
-@pytest.mark.parametrize("target", [None, 3, b"abc"])
-def test_what_is_no_target_is_refused(target: Any) -> None:
-    with pytest.raises(ValidationError, match="target must be a path"):
-        open_store(target)
-
-
 # What users meet first: each message ends with what to do.
-
-
-def test_a_stored_tensor_without_f_tells_how_to_compute_the_rest(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path) as store:
-        built(lambda _ctx: torch.ones(4), FOUR, store=store, name="t")[0:4]
-        stored = store.open("t")
-        with pytest.raises(InfiniteTensorError, match=r"open it with store\.open\('t', f=\.\.\.\) to compute them"):
-            stored[0:4000]
 
 
 def test_a_read_only_store_tells_how_to_open_it_for_writing(tmp_path: Path) -> None:
@@ -263,51 +185,6 @@ def test_a_read_only_store_tells_how_to_open_it_for_writing(tmp_path: Path) -> N
                 change()
 
 
-OPERATIONS: dict[str, Callable[[Any], object]] = {
-    "1 + t": lambda t: 1 + t,
-    "2 * t": lambda t: 2 * t,
-    "-t": lambda t: -t,
-    "abs(t)": abs,
-    "~t": lambda t: ~t,
-    "t // 2": lambda t: t // 2,
-    "t % 2": lambda t: t % 2,
-    "t > 0": lambda t: t > 0,
-    "tensor + t": lambda t: torch.zeros(3) + t,
-}
-
-
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-def test_every_operator_says_to_read_a_region_first(operation: Callable[[Any], object]) -> None:
-    with pytest.raises(TypeError, match=r"read a region first, as in t\[0:512\] \+ 1, or"):
-        operation(plane((None,)))
-
-
-def test_functions_of_torch_say_to_read_a_region_of_as_many_dimensions() -> None:
-    line: Any = plane((None,))
-    with pytest.raises(TypeError, match=r"^torch\.nn\.functional\.interpolate takes .*, as in t\[0:512\], or"):
-        torch.nn.functional.interpolate(line, 2)
-    with pytest.raises(TypeError, match=r"^torch\.stack takes .*, as in t\[0:512\], or"):
-        torch.stack([line, line])
-
-
-@pytest.mark.parametrize(
-    ("shape", "region"),
-    [((None, 64), "t[0:512, :]"), ((64, 512, 1024), "t[:, :, 0:512]"), ((64, 64), "t[...]")],
-    ids=str,
-)
-def test_a_region_that_is_shown_is_one_of_the_tensor(shape: tuple[int | None, ...], region: str) -> None:
-    t: Any = plane(shape)
-    with pytest.raises(AttributeError, match=f"{re.escape(region)}.reshape"):
-        t.reshape(-1)
-
-
-def test_methods_for_the_size_of_a_tensor_point_to_attributes() -> None:
-    t: Any = plane()
-    for name in ("size", "dim", "numel"):
-        with pytest.raises(AttributeError, match=f"no attribute '{name}'; see t.shape and t.ndim"):
-            getattr(t, name)
-
-
 def test_an_attribute_error_within_a_property_is_raised_as_it_is() -> None:
     class Named(InfiniteTensor):
         @property
@@ -317,10 +194,3 @@ def test_an_attribute_error_within_a_property_is_raised_as_it_is() -> None:
     t = Named((None,), lambda _ctx: torch.ones(4), FOUR)
     with pytest.raises(AttributeError, match="'MemoryTileStore' object has no attribute 'nothing'"):
         t.mean  # noqa: B018  (reading it is what fails)
-
-
-def test_an_unknown_id_in_other_letters_gets_a_guess(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path) as store:
-        built(lambda _ctx: torch.ones(4), FOUR, store=store, name="World")[0:4]
-        with pytest.raises(InfiniteTensorError, match="did you mean 'World'"):
-            store.open("WORLD")

@@ -22,7 +22,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.filling import Progress, plan
+from infinite_tensor.filling import Progress
 from tests.support.building import built, store_of
 from tests.support.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed, with_ends
 from tests.support.files_of_a_store import Files
@@ -170,25 +170,6 @@ def test_workers_that_come_later_are_given_work(tmp_path: Path) -> None:
             assert t.fill(sl[0:64, 0:64], client=own, progress=False).windows == 16
 
 
-def test_a_large_fill_goes_on_without_reading(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_MOST_NAMED", 0)
-    told: list[tuple[int, int]] = []
-
-    def tell(progress: Progress) -> None:
-        told.append((progress.done, progress.total))
-
-    with ZarrTileStore(tmp_path / "store", tile_size=64, cache_size_bytes=1) as store:
-        t = built(lambda _ctx: torch.ones(16, 16), (16, 16), store=store, name="t")
-        t.fill(sl[0:256, 0:256], client=client, progress=False)
-        # A tile that is read now is found to be damaged, and computed again.
-        chunks = list((tmp_path / "store" / store.tensor_info("t").location / "c").glob("*/*"))
-        assert len(chunks) == 16
-        for chunk in chunks:
-            chunk.write_bytes(b"not a tile")
-        assert t.fill(sl[0:256, 0:512], client=client, progress=tell).windows == 16 * 16
-    assert told[-1] == (256, 256)
-
-
 def test_a_tensor_upstream_in_memory_is_computed_by_each_worker_that_needs_it(client: Client, tmp_path: Path) -> None:
     window = TensorWindow((16, 16))
     base = built(lambda ctx: torch.full((16, 16), float(ctx[0])), window, name="base")
@@ -227,12 +208,6 @@ def test_a_ctrl_c_says_how_to_continue(client: Client, truth: torch.Tensor, t: I
         t.fill(REGION, client=client, progress=pressed)
     t.fill(REGION, client=client, progress=False)
     assert torch.equal(t[REGION], truth)
-
-
-def test_the_dashboard_goes_by_the_name_of_the_tensor(client: Client, t: InfiniteTensor) -> None:
-    t.fill(sl[0:64, 0:64], client=client, progress=False)
-    prefixes = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
-    assert {f"fill level_{number}" for number in range(3)} <= set(prefixes)
 
 
 def test_progress_counts_what_the_workers_do(client: Client, t: InfiniteTensor) -> None:

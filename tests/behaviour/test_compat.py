@@ -38,14 +38,6 @@ def test_get_or_create_makes_a_tensor_once(store: Any) -> None:
         store.get_or_create("t", (None, None), f, TensorWindow((4, 4), stride=2), tile_size=8)
 
 
-def test_get_or_create_after_a_clear_makes_another_tensor(store: Any) -> None:
-    with pytest.warns(DeprecationWarning, match="get_or_create"):
-        old = store.get_or_create("t", (None, None), f, WINDOW)
-        store.clear_tensor("t")
-        new = store.get_or_create("t", (8, None), f, WINDOW)
-    assert (old.shape, new.shape) == ((None, None), (8, None))
-
-
 def test_get_or_create_chains(store: Any) -> None:
     with pytest.warns(DeprecationWarning, match="get_or_create"):
         options = {"args": (store.get_or_create(None, (None, None), f, WINDOW),), "args_windows": (WINDOW,)}
@@ -112,29 +104,3 @@ def test_tile_cache_size_makes_a_store_of_the_class_that_is_called(tmp_path: Pat
     assert [warning.filename for warning in warned] == [__file__]
     assert str(inspect.signature(Derived)).startswith("(target: 'Path', **options")
     assert "read_only" in inspect.signature(PersistentTileStore).parameters
-
-
-class Limited(ZarrTileStore):
-    """A store of a user, whose constructor has a parameter of this name."""
-
-    def __init__(self, target: Path, tile_cache_size: int) -> None:
-        super().__init__(target, cache_size_tiles=tile_cache_size)
-
-
-def test_a_constructor_that_takes_tile_cache_size_itself_is_given_it(tmp_path: Path) -> None:
-    store = Limited(tmp_path / "s", tile_cache_size=3)
-    assert type(store) is Limited
-    assert store._contents.tiles.entries.max_items == 3
-
-
-class HandsOn(ZarrTileStore):
-    """A store of a user, which hands the former keyword on."""
-
-    def __init__(self, target: Path) -> None:
-        super().__init__(target, tile_cache_size=3)  # type: ignore[call-arg]
-
-
-def test_a_constructor_may_hand_tile_cache_size_on(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):
-        store = HandsOn(tmp_path / "s")
-    assert store._contents.tiles.entries.max_items == 3

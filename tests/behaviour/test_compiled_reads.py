@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from infinite_tensor import InfiniteTensor, ValidationError, sl
-from infinite_tensor.errors import RegionError
+from infinite_tensor import InfiniteTensor, sl
 from tests.behaviour.test_workers import meeting
 from tests.support import compiling
 from tests.support.building import built
@@ -110,15 +109,3 @@ def test_compiled_code_reads_on_as_many_threads_as_it_says() -> None:
     assert compiled(lambda: first.read(slice(0, 8), workers=2) + 1)().tolist() == [1] * 4 + [2] * 4
     one, other = compiled(lambda: second.read([slice(0, 8), slice(8, 16)], workers=2))()
     assert torch.cat([one, other]).tolist() == [x // 4 for x in range(16)]
-
-
-def test_workers_that_are_no_number_of_threads_are_refused() -> None:
-    tensor = plane()
-    with pytest.raises(ValidationError, match="workers must be a positive int, got 0"):
-        torch.compile(lambda: tensor.read(sl[0:4, 0:4], workers=0), backend="eager")()
-
-
-def test_a_region_that_no_operator_takes_is_refused() -> None:
-    tensor = plane()
-    with pytest.raises(RegionError, match="cannot index with Tensor"):
-        torch.compile(lambda: tensor[torch.tensor([1, 2]), 0:3], backend="eager")()

@@ -79,14 +79,6 @@ def test_a_refused_tensor_leaves_no_trace_in_its_store() -> None:
     assert store.tensor_ids() == []
 
 
-def test_repr_says_what_it_is() -> None:
-    t = InfiniteTensor((3, None), lambda _ctx: torch.zeros(3, 4), TensorWindow((3, 4), stride=2), tensor_id="map")
-    assert repr(t) == (
-        "InfiniteTensor(shape=(3, None), dtype=torch.float32, tensor_id='map', "
-        "output_window=TensorWindow((3, 4), stride=(2, 2)), tile_store=MemoryTileStore())"
-    )
-
-
 def test_properties_give_back_what_was_given() -> None:
     def f(_ctx: object, _region: torch.Tensor) -> torch.Tensor:
         return torch.zeros(4, 4)
@@ -114,12 +106,6 @@ def test_a_uuid_stands_for_its_str() -> None:
     name = uuid.uuid4()
     t = InfiniteTensor((None, None), lambda _ctx: torch.zeros(4, 4), WINDOW, tensor_id=name)
     assert t.tensor_id == str(name)
-
-
-def test_a_tensor_shows_its_users_nothing_of_the_engine() -> None:
-    tensor = base()
-    assert {"node", "named", "of_node", "read_selections"}.isdisjoint(dir(tensor))
-    assert {name for name in vars(tensor) if not name.startswith("_")} == set()
 
 
 class Slip:

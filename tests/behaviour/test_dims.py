@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,12 @@ from infinite_tensor import (
     MemoryTileStore,
     Output,
     StoreError,
-    TensorGroup,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
 )
-from infinite_tensor.errors import RegionError
 from tests.support.building import built, store_of
-from tests.support.interpreters import run
 from tests.support.reopening import reopened
 from tests.support.sqlite_store import SQLiteTileStore
 from tests.support.stores import sample
@@ -204,86 +201,11 @@ def test_outputs_of_one_f_have_names_of_their_own(store: TileStore) -> None:
         InfiniteTensor.from_multi(f, outputs(("y", "x")), tile_store=store, tensor_id="world")
 
 
-def test_a_saved_group_opens_with_the_names(store: TileStore) -> None:
-    TensorGroup({"a": tensor(store, NAMES)}).save(store, "g")
-    reopened(store)
-    assert store.open_group("g")["a"].dims == NAMES
-
-
 def test_a_tensor_keeps_its_names_when_it_is_moved() -> None:
     t = tensor(dims=NAMES)
     t.to(torch.float64)
     assert (t.dims, t.dtype) == (NAMES, torch.float64)
     assert t.tile_store.tensor_definition("t")["dims"] == list(NAMES)
-
-
-def test_a_repr_shows_names_that_were_given() -> None:
-    for dims in (NAMES, (np.str_("c"), "y", "x")):
-        assert repr(tensor(dims=dims)).startswith("InfiniteTensor(shape=(3, None, None), dims=('c', 'y', 'x'), dtype=")
-    assert "dims" not in repr(tensor())
-
-
-def test_messages_tell_the_name_of_a_dimension() -> None:
-    t, plain = tensor(dims=NAMES), tensor()
-    cases: list[tuple[Callable[[InfiniteTensor], object], str]] = [
-        (lambda t: t[:, 0:, 0], "dimension 1{} is unbounded: a slice over it needs a start and a stop"),
-        (lambda t: t[5, 0, 0], "index 5 is out of range for dimension 0{} with size 3"),
-        (lambda t: t[0, 0:8:0, 0], "dimension 1{}: slice step cannot be zero"),
-        (lambda t: t[0, 0, "a":"b"], "dimension 2{}: a slice takes ints"),
-        (lambda t: t[0, 0, 1.5], "dimension 2{}: cannot index with float 1.5"),
-        (lambda t: t[0, 0, 2**60], "dimension 2{}: pixels"),
-        (lambda t: t.fill(slice(None)), "dimension 1{} is unbounded"),
-        (lambda t: t.plan(slice(None)), "dimension 1{} is unbounded"),
-        (lambda t: t.coverage(slice(None)), "dimension 1{} is unbounded"),
-        (lambda t: list(t.iter_regions([slice(None)])), "dimension 1{} is unbounded"),
-        (lambda t: TensorGroup({"a": t})["a"][5], "dimension 0{} with size 3"),
-        (list, "dimension 1{} is unbounded"),
-        (np.asarray, "dimension 1{} is unbounded"),
-        (lambda t: 1 in t, "dimension 1{} is unbounded"),
-    ]
-    for use, said in cases:
-        for each, names in ((t, NAMES), (plain, None)):
-            with pytest.raises((RegionError, TypeError)) as caught:
-                use(each)
-            d = int(said.split("dimension ")[1][0])
-            assert said.format("" if names is None else f" ({names[d]!r})") in str(caught.value)
-    with pytest.raises(TypeError, match=r"dimension 0 \('y'\) is unbounded"):
-        len(built(lambda _ctx: torch.ones(4), 4, dims=("y",)))
-    partly = tensor(dims=("c", "dim_1", "x"))
-    with pytest.raises(RegionError, match="dimension 1 is unbounded"):
-        partly[:, 0:]
-
-
-@pytest.mark.parametrize(("dims", "named"), [(NAMES, r"dimension 0 \('c'\)"), (None, "dimension 0")])
-def test_an_arg_window_that_leaves_the_arg_tells_the_name_of_the_dimension(dims: Any, named: str) -> None:
-    t = tensor(dims=dims)
-
-    def reader(shape: tuple[int | None, ...], size: tuple[int, ...], arg_window: TensorWindow) -> InfiniteTensor:
-        return built(lambda _ctx, _region: torch.ones(size), size, (t, arg_window), shape=shape)
-
-    # Known when it is built, and only when it is read.
-    with pytest.raises(RegionError, match=rf"in {named} of 't', but only pixels \[0, 3\) exist"):
-        reader((8,), (4,), TensorWindow((4, 4, 4), dimension_map=(None, None, 0)))
-    diagonal = reader((None,), (1,), TensorWindow((1, 4, 4), dimension_map=(0, 0, None)))
-    with pytest.raises(RegionError, match=rf"in {named} of 't', but only pixels \[0, 3\) exist"):
-        diagonal[3]
-
-
-@pytest.mark.parametrize(("dims", "named"), [(("y", "x"), r"dimension 1 \('x'\)"), (None, "dimension 1")])
-def test_what_does_not_fit_a_dimension_tells_its_name(dims: Any, named: str) -> None:
-    plane, narrow = TensorWindow((4, 4)), built(image, (4, 3), shape=(4, 3), dims=dims)
-    with pytest.raises(ValidationError, match=rf"no window of .*: {named} has 3 pixels, but windows of size 4 begin"):
-        built(image, plane, shape=(4, 3), dims=dims)
-    kept = TensorWindow((4, 4), dimension_map=(0, None))
-    with pytest.raises(ValidationError, match=rf"{named} has 3 pixels, but windows of size 4 begin at 0\. Give"):
-        built(image, kept, shape=(4, 3), dims=dims)
-    with pytest.raises(ValidationError, match=rf"the mask does not cover .*: along {named} the 2 pixels"):
-        narrow.plan(..., where=torch.ones(4, 2))
-    strip = built(image, plane, shape=(4, None), dims=dims)
-    with pytest.raises(
-        ValidationError, match=rf"args_padding\[0\]\[1\] must be None, because {named} of '.*' is unbounded"
-    ):
-        built(image, plane, strip, shape=(4, None), args_padding=[("edge", "edge")])
 
 
 # The array of complete tiles.
@@ -355,10 +277,3 @@ def test_damaged_names_are_a_damaged_definition(tmp_path: Path) -> None:
         assert [damage.kind for damage in store.verify("t")] == ["definition"]
         with pytest.raises(StoreError, match="'t'"):
             tensor(store)
-
-
-def test_another_process_finds_the_names(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
-        tensor(store, NAMES)[:, 0:4, 0:4]
-    code = "import sys, infinite_tensor as it; print(it.open_store(sys.argv[1], mode='r').open('t').dims)"
-    assert run("-c", code, tmp_path / "s.zarr").stdout == f"{NAMES}\n"

@@ -23,8 +23,6 @@ from torch.multiprocessing.spawn import start_processes
 from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
-    Output,
-    StoreError,
     TensorGroup,
     TensorWindow,
     TileStore,
@@ -33,12 +31,11 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.errors import RegionError
-from infinite_tensor.filling import Progress, cutting
-from tests.support.building import built, store_of
+from infinite_tensor.filling import Progress
+from tests.support.building import built
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.interpreters import CONTEXT, run
-from tests.support.stores import sample
 
 MIB = 2**20
 WINDOW = TensorWindow((16, 16))
@@ -63,21 +60,6 @@ class Stopped(Counted):
         if len(self.calls) == self.stop_at:
             raise self.error
         return super().__call__(ctx, *regions)
-
-
-class Watched(DictTileStore):
-    """Notes which tiles it reads."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.read: set[tuple[int, ...]] = set()
-
-    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[tuple[int, ...]]) -> list[torch.Tensor | None]:
-        self.read.update(tile_indices)
-        return super()._read_tiles(tensor_id, tile_indices)
-
-    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[tuple[int, ...]]) -> list[bool]:
-        return [(tensor_id, "tile", tile) in self.storage for tile in tile_indices]
 
 
 def chain(store: TileStore, depth: int = 4, **options: Any) -> tuple[InfiniteTensor, list[Stopped]]:
@@ -108,24 +90,6 @@ def _t(store: ZarrTileStore, f: Stopped) -> InfiniteTensor:
 
 
 class TestPlan:
-    def test_it_tells_what_a_fill_then_does(self, store: ZarrTileStore) -> None:
-        t, functions = chain(store, batch_size=4)
-        plan = t.plan(sl[0:100, 0:100])
-        assert made(functions) == [0] * 4
-        assert store.tensor_info("3").tiles_complete == 0
-        t.fill(sl[0:100, 0:100], progress=False)
-        assert [tensor.windows for tensor in plan.tensors] == made(functions) == [14**2, 12**2, 10**2, 8**2]
-        assert [tensor.calls for tensor in plan.tensors] == [49, 36, 25, 16]
-        assert plan.exact
-        (region,) = plan.regions
-        assert (region.start, region.stop) == ((0, 0), (128, 128))
-
-    def test_it_knows_what_is_stored(self, t: InfiniteTensor) -> None:
-        t[0:64, 0:80]
-        (tensor,) = t.plan(sl[0:64, 0:192]).tensors
-        assert (tensor.needed, tensor.stored) == (48, 20)
-        assert (tensor.tiles, tensor.bytes_written) == (2, 2 * 64 * 64 * 4)
-
     def test_a_million_by_a_million_pixels_take_no_time(self, store: ZarrTileStore) -> None:
         t, _ = chain(store)
         begun = time.process_time()
@@ -135,12 +99,21 @@ class TestPlan:
         assert plan.tensors[-1].windows == (10**6 // 16) ** 2
         assert plan.tensors[0].windows == (10**6 // 16 + 6) ** 2
 
-    def test_arguments_that_skip_windows_are_counted_without_those(self) -> None:
+    @pytest.mark.parametrize(
+        ("along", "stride", "reads", "windows"),
+        [
+            (10**5, 1, [TensorWindow((1,), stride=10)], 10**5),
+            (2 * 10**7, 2, [TensorWindow((2,)), TensorWindow((2,), offset=6)], 10**7 + 3),
+            (2 * 10**7, 2, [TensorWindow((2,)), TensorWindow((4,), 2, -1)], 10**7 + 2),
+            (2 * 10**7, 2, [TensorWindow((2,)), TensorWindow((2,), offset=10**9)], 2 * 10**7),
+        ],
+        ids=["gaps", "overlap", "halo", "far apart"],
+    )
+    def test_what_is_read_is_counted_once(self, along: int, stride: int, reads: Any, windows: int) -> None:
         base = built(lambda _ctx: torch.ones(2), 2)
-        t = built(lambda _ctx, x: x, 1, (base, TensorWindow((1,), stride=10)))
-        plan = t.plan(sl[0 : 10**5])
+        plan = built(torch.add, stride, *((base, read) for read in reads)).plan(sl[0:along])
         assert plan.exact
-        assert [tensor.windows for tensor in plan.tensors] == [10**5] * 2
+        assert [tensor.windows for tensor in plan.tensors] == [windows, along // stride]
 
     def test_gaps_are_counted_too_where_there_are_very_many_windows(self) -> None:
         base = built(lambda _ctx: torch.ones(2), 2)
@@ -150,27 +123,6 @@ class TestPlan:
         assert [tensor.windows for tensor in plan.tensors] == [5 * 10**6 - 4, 10**6]
         assert "about 4,999,996" in repr(plan)
         assert "about 4,999,996" in plan._repr_html_()
-
-    def test_two_readers_of_one_tensor_are_counted_once(self) -> None:
-        base = built(lambda _ctx: torch.ones(2), 2)
-        t = built(lambda _ctx, x, y: x + y, 2, base, (base, TensorWindow((2,), offset=6)))
-        plan = t.plan(sl[0 : 2 * 10**7])
-        assert plan.exact
-        assert [tensor.windows for tensor in plan.tensors] == [10**7 + 3, 10**7]
-
-    def test_a_reader_of_what_another_one_reads_too_keeps_the_count_exact(self) -> None:
-        base = built(lambda _ctx: torch.ones(2), 2)
-        t = built(lambda _ctx, x, y: x + y[1:-1], 2, base, (base, TensorWindow((4,), 2, -1)))
-        plan = t.plan(sl[0 : 2 * 10**7])
-        assert plan.exact
-        assert [tensor.windows for tensor in plan.tensors] == [10**7 + 2, 10**7]
-
-    def test_windows_far_apart_are_counted_without_those_between(self) -> None:
-        base = built(lambda _ctx: torch.ones(2), 2)
-        t = built(lambda _ctx, x, y: x + y, 2, base, (base, TensorWindow((2,), offset=10**9)))
-        plan = t.plan(sl[0 : 2 * 10**7])
-        assert plan.exact
-        assert [tensor.windows for tensor in plan.tensors] == [2 * 10**7, 10**7]
 
     @pytest.mark.parametrize(("dims", "exact"), [(1, True), (7, False)])
     def test_places_that_overlap_are_counted_once_in_few_dimensions(self, dims: int, exact: bool) -> None:
@@ -191,34 +143,11 @@ class TestPlan:
         assert "about 3,906,250,000" in str(plan)
         assert plan.windows == (10**6 // 16) ** 2
 
-    def test_it_prints_as_a_table(self, store: ZarrTileStore) -> None:
-        t, _ = chain(store, depth=2)
-        lines = str(t.plan(sl[0:64, 0:64])).splitlines()
-        assert lines[0].startswith("fill [0:64, 0:64], about ")
-        assert lines[1].split()[:3] == ["tensor", "needed", "stored"]
-        assert lines[2].split()[:4] == ["0", "36", "0", "36"]
-        assert lines[4].split()[:3] == ["all", "52", "52"]
-
     def test_it_is_a_table_in_a_notebook(self) -> None:
         t = built(lambda _ctx: torch.ones(2), 2, name="<b>")
         shown = t.plan(sl[0:4])._repr_html_()
         assert ">&lt;b&gt;</td>" in shown
         assert "<b>" not in shown
-
-    def test_a_tensor_without_a_name_is_called_unnamed(self) -> None:
-        t = built(lambda _ctx: torch.ones(2), 2)
-        assert f"unnamed {t.tensor_id[:8]} " in str(t.plan(sl[0:4]))
-        assert f"unnamed {t.tensor_id[:8]} " in str(t.fill(sl[0:4], progress=False))
-        assert t.tensor_id not in str(t.plan(sl[0:4]))
-
-    def test_an_output_without_a_name_is_called_unnamed_with_its_key(self) -> None:
-        outputs = {"a": Output((None,), torch.float32, TensorWindow((2,)))}
-        group: Any = InfiniteTensor.from_multi(lambda _ctx: {"a": torch.ones(2)}, outputs)
-        assert f"unnamed {group['a'].tensor_id[:8]}/a " in str(group.plan(sl[0:4]))
-
-    def test_of_nothing_it_is_empty(self) -> None:
-        t, _ = chain(MemoryTileStore())
-        assert t.plan(sl[5:5, 0:10]).windows == 0
 
     def test_tiles_that_arrive_in_storage_meanwhile_are_counted(self) -> None:
         class Arriving(DictTileStore):
@@ -238,20 +167,6 @@ class TestPlan:
 
 
 class TestFill:
-    @pytest.mark.parametrize("kind", sample(["memory", "zarr", "hdf5"]))
-    def test_everything_is_there_afterwards(self, kind: str, tmp_path: Path) -> None:
-        with store_of(kind, tmp_path, 64) as tiles:
-            t, functions = chain(tiles)
-            assert not t.is_filled(sl[-10:100, 0:100])
-            report = t.fill(sl[-10:100, 0:100], progress=False)
-            before = made(functions)
-            assert [tensor.windows for tensor in report.tensors] == before
-            assert t.is_filled(sl[-10:100, 0:100])
-            expected, _ = chain(MemoryTileStore())
-            assert torch.equal(t[-10:100, 0:100], expected[-10:100, 0:100])
-            assert made(functions) == before
-            assert t.fill(sl[-10:100, 0:100], progress=False).windows == 0
-
     def test_a_process_that_comes_later_finds_all_tiles(self, store: ZarrTileStore, tmp_path: Path) -> None:
         t, _ = chain(store)
         report = t.fill(sl[0:100, 0:100], progress=False)
@@ -260,70 +175,43 @@ class TestFill:
         assert report.tensors[-1].tiles == 4
         assert report.tensors[-1].bytes == 4 * 64 * 64 * 4
 
-    def test_steps_that_are_stored_are_not_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cutting, "_STEP_BYTES", 64 * 256 * 4)
-        storage: dict[Any, Any] = {}
-        with DictTileStore(storage, tile_size=64) as store:
-            chain(store, depth=1)[0].fill(sl[0:640, 0:256], progress=False)
-        watched = Watched(storage, tile_size=64)
-        again, (f,) = chain(watched, depth=1)
-        again.fill(sl[0:704, 0:256], progress=False)
-        assert len(f.calls) == 4 * 16
-        assert watched.read == {(10, column) for column in range(4)}
-
-    def test_an_error_of_f_loses_nothing(self, store: ZarrTileStore, tmp_path: Path) -> None:
-        t, (f,) = chain(store, depth=1)
-        f.stop_at, f.error = 20, ZeroDivisionError
-        with pytest.raises(ZeroDivisionError):
-            t.fill(sl[0:128, 0:128], progress=False)
-        again, (other,) = chain(ZarrTileStore(tmp_path / "store", tile_size=64), depth=1)
-        assert again.fill(sl[0:128, 0:128], progress=False).windows == len(other.calls) == 64 - 20
-
-    def test_a_slice_that_is_no_region_is_refused(self, t: InfiniteTensor) -> None:
-        with pytest.raises(RegionError, match="unbounded"):
-            t.fill(sl[0:64, :])
-
-    def test_a_list_of_regions_is_refused_with_what_is_expected(self, t: InfiniteTensor, f: Stopped) -> None:
-        regions = [sl[0:64, 0:64], sl[64:128, 0:64]]
-        for use in (t.fill, t.plan, t.coverage, t.is_filled, t.invalidate):
-            with pytest.raises(RegionError, match="for several regions, use one call per region"):
-                use(regions)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"workers": 0},
+            {"max_memory": -1},
+            {"max_memory": 10**6},
+            {"progress": "yes"},
+            {"shard": (2, 2)},
+            {"shard": 3},
+            {"pyramid": "medain"},
+        ],
+        ids=str,
+    )
+    def test_bad_options_are_refused(self, t: InfiniteTensor, f: Stopped, options: dict[str, Any]) -> None:
+        (name,) = options
+        with pytest.raises(ValidationError, match="method" if name == "pyramid" else name):
+            t.fill(sl[0:64, 0:64], **options)
         assert not f.calls
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"workers": 0}, "workers"),
-            ({"max_memory": -1}, "max_memory must be a positive number of bytes"),
-            (
-                {"max_memory": 10**6},
-                "max_memory must be at least .*, got 977 KiB: .* the caches of the stores up to 122 KiB",
-            ),
-            ({"progress": "yes"}, "progress must be"),
-            ({"shard": (2, 2)}, "shard must be"),
-            ({"shard": 3}, "shard must be"),
-            ({"pyramid": "medain"}, "method must be one of 'mean'.* got 'medain'"),
-        ],
-    )
-    def test_bad_options_are_refused(
-        self, t: InfiniteTensor, f: Stopped, options: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(ValidationError, match=message):
-            t.fill(sl[0:64, 0:64], **options)
+    @pytest.mark.parametrize("shards", [0, -1, 1.5, "8", True])
+    def test_shards_of_a_plan_are_a_number(self, t: InfiniteTensor, shards: Any) -> None:
+        with pytest.raises(ValidationError, match="shards"):
+            t.plan(sl[0:64, 0:64], shards=shards)
+
+    @pytest.mark.parametrize("region", [sl[0:64, :], [sl[0:64, 0:64], sl[64:128, 0:64]]], ids=["slice", "list"])
+    def test_what_is_no_region_is_refused(self, t: InfiniteTensor, f: Stopped, region: Any) -> None:
+        for use in (t.fill, t.plan, t.coverage, t.is_filled):
+            with pytest.raises(RegionError, match=r"unbounded|several"):
+                use(region)
         assert not f.calls
 
     def test_an_unknown_option_is_refused(self, t: InfiniteTensor, f: Stopped) -> None:
         misspelt: dict[str, Any] = {"worker": 2}
         for filled in (t, TensorGroup({"t": t})):
-            told = r"fill\(\) got an unexpected keyword argument 'worker'; did you mean 'workers'\?"
-            with pytest.raises(TypeError, match=told):
+            with pytest.raises(TypeError, match="'workers'"):
                 filled.fill(sl[0:64, 0:64], **misspelt)
         assert not f.calls
-
-    def test_a_closed_store_is_an_error(self, store: ZarrTileStore, t: InfiniteTensor) -> None:
-        store.close()
-        with pytest.raises(StoreError, match="closed"):
-            t.fill(sl[0:64, 0:64], progress=False)
 
     @pytest.mark.parametrize("shares", [1, 3, 4, 7])
     def test_shards_fill_a_region_together_and_share_no_tile(self, shares: int, t: InfiniteTensor, f: Stopped) -> None:
@@ -333,22 +221,12 @@ class TestFill:
         assert min(report.tiles for report in reports) == 8 // shares
         assert t.is_filled(sl[0:100, 0:250])
 
-    def test_a_report_prints_as_a_table(self, store: ZarrTileStore) -> None:
-        report = chain(store, depth=1)[0].fill(sl[0:64, 0:64], progress=False)
-        lines = str(report).splitlines()
-        assert lines[0].startswith("filled in ")
-        assert [line.split() for line in lines[1:]] == [
-            ["tensor", "windows", "tiles", "stored"],
-            ["0", "16", "1", "16.0", "KiB"],
-            ["all", "16", "1", "16.0", "KiB"],
-        ]
-        assert "<table" in report._repr_html_()
 
-
-def test_a_ctrl_c_loses_nothing(store: ZarrTileStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_what_ends_a_fill_loses_nothing(error: type[BaseException], store: ZarrTileStore, tmp_path: Path) -> None:
     t, functions = chain(store)
-    functions[2].stop_at = 50
-    with pytest.raises(KeyboardInterrupt):
+    functions[2].stop_at, functions[2].error = 50, error
+    with pytest.raises(error):
         t.fill(sl[0:128, 0:128], progress=False)
     again, others = chain(ZarrTileStore(tmp_path / "store", tile_size=64))
     again.fill(sl[0:128, 0:128], progress=False)
@@ -361,9 +239,9 @@ class TestUpstream:
     def test_hardly_anything_is_computed_twice_however_small_the_cache(self, kind: str, tmp_path: Path) -> None:
         zarr = ZarrTileStore(tmp_path / "store", tile_size=64, cache_size_bytes=1)
         t, functions = chain(MemoryTileStore(cache_size_bytes=1) if kind == "memory" else zarr)
-        plan = t.plan(sl[0:1024, 0:1024])
-        t.fill(sl[0:1024, 0:1024], progress=False)
-        assert plan.windows <= sum(made(functions)) <= 1.05 * plan.windows
+        plan = t.plan(sl[0:512, 0:512])
+        t.fill(sl[0:512, 0:512], progress=False)
+        assert plan.windows <= sum(made(functions)) <= 1.1 * plan.windows
 
     def test_strips_compute_little_twice(self) -> None:
         t, functions = chain(MemoryTileStore(cache_size_bytes=1, tile_size=256))
@@ -403,15 +281,6 @@ with Tally(3, progress=True) as tally:
 
 
 class TestProgress:
-    def test_what_is_stored_before_is_not_expected(self, store: ZarrTileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cutting, "_STEP_BYTES", 64 * 128 * 4)
-        t, functions = chain(store)
-        t.fill(sl[0:256, 0:128], progress=False)
-        told: list[Any] = []
-        before = sum(made(functions))
-        t.fill(sl[0:512, 0:128], progress=told.append)
-        assert told[-1].done == told[-1].total == sum(made(functions)) - before
-
     def test_a_callable_is_told_until_the_end_and_then_of_the_report(self, store: ZarrTileStore) -> None:
         t, functions = chain(store)
         told: list[Progress] = []
@@ -430,13 +299,6 @@ class TestProgress:
             t.fill(sl[0:64, 0:64], progress=told.append)
         assert told
         assert all(p.report is None for p in told)
-
-    def test_a_bar_is_silent_where_there_is_no_terminal(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, t: InfiniteTensor
-    ) -> None:
-        t.fill(sl[0:64, 0:64])
-        t.export(sl[0:64, 0:64], tmp_path / "filled.npy")
-        assert capsys.readouterr() == ("", "")
 
     def test_without_a_terminal_a_line_tells_now_and_then_what_is_left(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t: InfiniteTensor
@@ -487,28 +349,8 @@ class TestProgress:
         assert "16/16" in shown.getvalue()
         assert "window/s, 1 tiles stored]" in shown.getvalue()
 
-    def test_a_bar_of_nothing_to_do_goes_at_the_end(self, monkeypatch: pytest.MonkeyPatch, t: InfiniteTensor) -> None:
-        t.fill(sl[0:64, 0:64], progress=False)
-        shown = io.StringIO()
-        monkeypatch.setattr(sys, "stderr", shown)
-        t.fill(sl[0:64, 0:64], progress="always")
-        assert shown.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == ""
-
-    def test_reports_show_their_table_at_the_prompt_too(self, t: InfiniteTensor) -> None:
-        for report in (t.plan(sl[0:64, 0:64]), t.fill(sl[0:64, 0:64], progress=False)):
-            assert repr(report) == str(report)
-            assert len(str(report).split("\n")) == 4
-
 
 class TestCoverage:
-    def test_it_has_an_entry_for_each_tile(self, t: InfiniteTensor) -> None:
-        t[0:64, 64:128]
-        assert t.coverage(sl[-10:70, 0:130]).tolist() == [[False] * 3, [False, True, False], [False] * 3]
-
-    def test_it_sees_tiles_that_are_not_stored_yet(self, t: InfiniteTensor) -> None:
-        t[0:64, 0:64]
-        assert t.coverage(sl[0:1, 0:1]).tolist() == [[True]]
-
     def test_a_partial_tile_is_not_covered(self, store: ZarrTileStore, tmp_path: Path, t: InfiniteTensor) -> None:
         t[0:64, 0:63]
         t[0:64, 64:80]
@@ -572,17 +414,8 @@ def test_what_is_stored_in_a_read_only_store_is_filled_already(tmp_path: Path) -
     with ZarrTileStore(tmp_path / "s", mode="r") as store:
         t = store.open("t")
         assert t.fill(slice(0, 64), progress=False).windows == 0
-        with pytest.raises(
-            ValidationError, match=r"tensor 't' cannot be filled, because .* is read-only and lacks tiles"
-        ):
+        with pytest.raises(ValidationError, match="read-only"):
             t.fill(slice(0, 65), progress=False)
-
-
-@pytest.mark.parametrize("shards", [0, -1, 1.5, "8", True])
-def test_a_plan_in_what_is_no_number_of_shards_is_refused(shards: Any) -> None:
-    t = built(lambda _ctx: torch.ones(4), 4)
-    with pytest.raises(ValidationError, match="shards must be a positive int, got"):
-        t.plan(slice(0, 8), shards=shards)
 
 
 def test_all_of_a_finite_tensor_is_filled_by_default(store: ZarrTileStore, t: InfiniteTensor, f: Stopped) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import infinite_tensor
 import infinite_tensor.tilestore
 import infinite_tensor.tilestore.persistent
 import infinite_tensor_stores
-from infinite_tensor import InfiniteTensor
 
 PACKAGES = [
     infinite_tensor,
@@ -38,19 +36,6 @@ def test_every_public_name_is_found_and_listed(package: object) -> None:
     names = package.__all__  # type: ignore[attr-defined]
     assert [name for name in names if not hasattr(package, name)] == []
     assert [name for name in names if name not in dir(package)] == []
-
-
-def test_a_star_imports_every_public_name() -> None:
-    found: dict[str, object] = {}
-    exec("from infinite_tensor import *", found)  # noqa: S102  (a star stands in no function)
-    assert set(infinite_tensor.__all__) <= found.keys()
-    assert found["InfiniteTensor"] is InfiniteTensor
-
-
-def test_a_star_hides_nothing_of_python() -> None:
-    found: dict[str, object] = {}
-    exec("from infinite_tensor import *", found)  # noqa: S102  (a star stands in no function)
-    assert found.keys() & vars(builtins).keys() == set()
 
 
 WITHOUT_EXTRAS = """
@@ -87,10 +72,6 @@ def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
         exec("from infinite_tensor import nothing")  # noqa: S102  (mypy would refuse it)
     for name in ("nothing.more", "tilestore.memory", "", "."):
         assert not hasattr(infinite_tensor, name)
-
-
-def test_the_version_is_told() -> None:
-    assert infinite_tensor.__version__[0].isdigit()
 
 
 def test_without_h5py_other_stores_open(tmp_path: Path) -> None:

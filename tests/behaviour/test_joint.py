@@ -30,15 +30,9 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.engine.chain import node_of
-from infinite_tensor.filling.mask import Target
-from infinite_tensor.filling.plan import demands
-from infinite_tensor.filling.progress import Progress
 from tests.behaviour.test_threads import together
 from tests.support.building import built, each_store
 from tests.support.counting import Counted
-from tests.support.held import watched
-from tests.support.together import fill_together, plan_together, read_together
 
 RGB = Output((3, None, None), torch.float32, TensorWindow((3, 6, 6), stride=(3, 4, 4), dimension_map=(None, 0, 1)))
 MASK = Output((None, None), torch.bool, TensorWindow((4, 4)))
@@ -64,25 +58,6 @@ def paint(f: Callable[..., Any], store: TileStore, tensor_id: str | None = "p", 
 store = each_store(tile_size=16)
 
 
-def test_one_call_computes_a_window_of_every_output(store: TileStore) -> None:
-    f = Painter()
-    rgb, mask, code = paint(f, store)
-    assert mask[4:12, 8:20].shape == (8, 12)
-    assert f.counts == Counter({(i, j): 1 for i in (1, 2) for j in (2, 3, 4)})
-    assert code[1:3, 2:5].tolist() == [[[i, j] for j in (2, 3, 4)] for i in (1, 2)]
-    assert rgb[:, 6:12, 10:20].shape == (3, 6, 10)
-    assert set(f.counts.values()) == {1}
-    assert len(f.counts) == 6
-
-
-def test_each_output_has_the_pixels_of_a_tensor_of_its_own(store: TileStore) -> None:
-    rgb, mask, _ = paint(Painter(), store)
-    picture = built(lambda ctx: Painter()(ctx[:2])["rgb"], RGB.window, shape=RGB.shape)
-    alone = built(lambda ctx: Painter()(ctx)["biome"]["mask"], MASK.window, shape=MASK.shape, dtype=torch.bool)
-    assert torch.equal(mask[-9:30, 5:40], alone[-9:30, 5:40])
-    assert torch.equal(rgb[1:, -9:30, 5:40], picture[1:, -9:30, 5:40])
-
-
 def test_f_may_return_a_tensordict() -> None:
     rgb = paint(lambda ctx: TensorDict(painted(ctx), []), MemoryTileStore())[0]
     assert torch.equal(rgb[:, 0:9, 0:9], paint(painted, MemoryTileStore())[0][:, 0:9, 0:9])
@@ -106,14 +81,6 @@ def test_a_batch_may_be_a_list_of_dicts_or_a_dict_of_batches(form: str) -> None:
     mask = paint(f, MemoryTileStore(), batch_size=4)[1]
     assert torch.equal(mask[0:12, 0:12], paint(Painter(), MemoryTileStore())[1][0:12, 0:12])
     assert painter.batches == [4, 4, 1]
-
-
-def test_several_outputs_read_together_run_full_batches_of_the_windows_of_all() -> None:
-    f = Painter()
-    _, mask, code = paint(f, MemoryTileStore(), batch_size=4)
-    read_together((mask, sl[0:8, 0:8]), (code, sl[0:2, 2:4]))
-    # Windows (0, 0) to (1, 1), and (0, 2) to (1, 3).
-    assert f.batches == [4, 4]
 
 
 @pytest.mark.parametrize(
@@ -157,14 +124,6 @@ def test_outputs_that_do_not_fit_are_refused(outputs: Any, said: str) -> None:
         InfiniteTensor.from_multi(Painter(), outputs, tensor_id="t")
 
 
-def test_an_arg_window_follows_the_coordinates_that_f_is_given() -> None:
-    arg = built(lambda _ctx: torch.ones(2, 2, 2), (2, 2, 2))
-    with pytest.raises(
-        ValidationError, match="dimension 2 follows window coordinate 2, but the number of coordinates is only 2"
-    ):
-        InfiniteTensor.from_multi(Painter(), OUTPUTS, [arg], [TensorWindow((2, 2, 2))])
-
-
 def test_what_is_missing_of_one_output_only_is_computed_again_and_the_rest_dropped(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16) as store:
         f = Painter()
@@ -179,19 +138,6 @@ def test_what_is_missing_of_one_output_only_is_computed_again_and_the_rest_dropp
         assert store._contents.written("p/rgb") == written
 
 
-def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore) -> None:
-    f = Counted(lambda ctx: {"short": torch.ones(4), "long": torch.ones(4) * ctx[0]})
-    window = TensorWindow((4,))
-    outputs = {"short": Output((8,), torch.float32, window), "long": Output((20,), torch.float32, window)}
-    short, long = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="t").values()
-    assert long[:].tolist() == [float(x // 4) for x in range(20)]
-    assert short[:].tolist() == [1.0] * 8
-    assert f.counts == Counter({(i,): 1 for i in range(5)})
-    store.flush()
-    info = store.tensor_info("t/short")
-    assert info.tiles_complete + info.tiles_partial == (1 if store._contents.outlives_process else info.tiles_complete)
-
-
 def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: TileStore) -> None:
     sizes = {"fine": 64, "coarse": 1}
     outputs = {name: Output((None,), torch.float32, TensorWindow((n,))) for name, n in sizes.items()}
@@ -202,26 +148,6 @@ def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: T
     store.flush()
     info = store.tensor_info("t/fine")
     assert info.tiles_complete + info.tiles_partial == 0
-
-
-def test_a_consumer_of_two_outputs_has_each_window_computed_once(store: TileStore) -> None:
-    f = Painter()
-    rgb, mask, _ = paint(f, store)
-    through = TensorWindow((3, 5, 5), dimension_map=(None, 0, 1))
-    both = built(lambda _ctx, a, b: a[0] * b, (5, 5), (rgb, through), mask, store=MemoryTileStore(cache_size_bytes=1))
-    assert torch.equal(both[0:25, 0:25], rgb[0, 0:25, 0:25] * mask[0:25, 0:25])
-    assert set(f.counts.values()) == {1}
-
-
-def test_an_f_with_several_outputs_may_read_other_tensors(store: TileStore) -> None:
-    f, source = Painter(), Counter[tuple[int, ...]]()
-    base = built(lambda ctx: source.update([ctx]) or torch.full((4, 4), 1.0 * ctx[0]), (4, 4), store=store, name="base")
-    halo = TensorWindow((6, 6), stride=4, offset=-1)
-    rgb, mask, _ = paint(f, store, args=[base], args_windows=[halo])
-    read_together((rgb, sl[0, 0:16, 0:16]), (mask, sl[0:20, 0:8]))
-    assert set(f.counts.values()) == {1}
-    assert set(source.values()) == {1}
-    assert rgb.args == mask.args == (base,)
 
 
 def test_each_output_is_an_array_of_its_own_that_plain_zarr_reads(tmp_path: Path) -> None:
@@ -246,17 +172,6 @@ def test_an_output_that_is_opened_alone_shows_what_is_stored(tmp_path: Path) -> 
             mask[40:44, 0:4]
         with pytest.raises(ValidationError, match=r"output \('biome', 'mask'\) .*from_multi"):
             store.open("p/biome/mask", Painter())
-
-
-def test_made_again_they_find_what_is_stored(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path, tile_size=16) as store:
-        expected = paint(Painter(), store)[0][:, 0:16, 0:16]
-    with ZarrTileStore(tmp_path, tile_size=16) as store:
-        f = Painter()
-        rgb, mask, _ = paint(f, store)
-        mask[0:16, 0:16]
-        assert torch.equal(rgb[:, 0:16, 0:16], expected)
-        assert not f.calls
 
 
 def test_an_id_that_is_another_output_s_is_refused(tmp_path: Path) -> None:
@@ -293,14 +208,6 @@ def test_threads_that_read_different_outputs_compute_each_window_once(store: Til
     results = together(lambda number: parts[number][0][parts[number][1]], 6)
     assert set(f.counts.values()) == {1}
     assert all(torch.equal(results[n], results[n + 3]) for n in range(3))
-
-
-def test_several_threads_run_one_f() -> None:
-    f = Painter()
-    rgb, mask, _ = paint(f, MemoryTileStore(workers=3))
-    assert torch.equal(rgb[:, 0:80, 0:80], paint(Painter(), MemoryTileStore())[0][:, 0:80, 0:80])
-    mask[0:76, 0:76]
-    assert set(f.counts.values()) == {1}
 
 
 def test_an_error_of_f_keeps_what_was_computed_before(store: TileStore) -> None:
@@ -361,49 +268,8 @@ def test_a_pickled_output_computes_the_others_too(tmp_path: Path) -> None:
         again, beside = pickle.loads(pickle.dumps([mask, rgb]))  # noqa: S301
         with again.tile_store as other:
             assert torch.equal(again[0:16, 0:16], mask[0:16, 0:16])
-            assert node_of(again).computation == node_of(beside).computation
+            assert beside.tile_store is other
             assert other.open("p/rgb")[:, 6:12, 6:12].shape == (3, 6, 6)
-
-
-def test_outputs_in_memory_are_pickled_with_the_chain() -> None:
-    f_args = paint(painted, MemoryTileStore())
-    total = InfiniteTensor(
-        (None, None),
-        added,
-        TensorWindow((4, 4)),
-        f_args[:2],
-        [TensorWindow((3, 4, 4), dimension_map=(None, 0, 1)), TensorWindow((4, 4))],
-    )
-    again = pickle.loads(pickle.dumps(total))  # noqa: S301
-    assert torch.equal(again[0:9, 0:9], total[0:9, 0:9])
-    assert node_of(again.args[0]).computation is node_of(again.args[1]).computation
-
-
-def added(_ctx: tuple[int, ...], picture: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    return picture[0] + where
-
-
-def test_a_plan_tells_what_a_fill_does_for_each_output(store: TileStore) -> None:
-    f = Painter()
-    rgb, mask, code = paint(f, store, batch_size=3)
-    mask[0:4, 0:4]
-    f.calls.clear()
-    plan = mask.plan(sl[0:30, 0:30])
-    report = mask.fill(sl[0:30, 0:30], progress=False)
-    windows = {tensor.tensor_id: tensor.windows for tensor in report.tensors}
-    assert {tensor.tensor_id: tensor.windows for tensor in plan.tensors} == windows
-    assert sorted(windows.values()) == [0, 0, len(f.calls)]
-    assert report.windows == len(f.calls)
-    assert plan.calls == -(-len(f.calls) // 3)
-    assert mask.is_filled(sl[0:30, 0:30])
-    assert mask.plan(sl[0:30, 0:30]).windows == 0
-    f.calls.clear()
-    parts = (rgb, sl[:, 0:30, 0:40]), (code, sl[0:16, 0:16])
-    seen: list[Progress] = []
-    planned = plan_together(*parts)
-    assert planned.windows == fill_together(*parts, progress=seen.append).windows == len(f.calls)
-    assert seen[-1].done == seen[-1].total == len(f.calls)
-    assert set(f.counts.values()) == {1}
 
 
 def test_a_fill_of_one_output_stores_the_others(tmp_path: Path) -> None:
@@ -417,20 +283,6 @@ def test_a_fill_of_one_output_stores_the_others(tmp_path: Path) -> None:
         rgb.fill(sl[:, 16:48, 16:48], progress=False)
         assert len(f.calls) == calls
         assert set(f.counts.values()) == {1}
-
-
-@pytest.mark.parametrize("stored", [False, True])
-def test_what_is_to_be_computed_is_told_once_for_all_outputs(tmp_path: Path, stored: bool) -> None:
-    with ZarrTileStore(tmp_path, tile_size=16) as store:
-        rgb, mask, _ = paint(Painter(), store)
-        if stored:
-            mask[0:4, 0:4]
-            store.flush()
-        targets = [Target(node_of(mask), (0, 0), (32, 32)), Target(node_of(rgb), (0, 0, 0), (3, 32, 32))]
-        found, exact = demands(targets)
-        # The image has windows that reach in from above and from the left.
-        assert exact
-        assert sum(demand.runs for demand in found) == 81 - stored
 
 
 def test_wrong_windows_are_dropped_of_every_output(store: TileStore) -> None:
@@ -471,22 +323,3 @@ def test_outputs_of_another_f_with_the_same_keys_are_no_concern(tmp_path: Path) 
         paint(Painter(), store, "one")
         mask = paint(Painter(), store, "two")[1]
         assert {one.tensor_id for one in mask.invalidate().tensors} == {"two/rgb", "two/biome/mask", "two/biome/code"}
-
-
-def test_a_tensor_opened_alone_and_with_its_f_are_one_in_a_plan(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path, tile_size=16) as store:
-        f = Painter()
-        _, mask, _ = paint(f, store)
-        stored = store.open("p/biome/mask")
-        (one,), (other,) = read_together((mask, sl[0:8, 0:8]), (stored, sl[0:8, 0:8]))
-        assert torch.equal(one, other)
-        assert set(f.counts.values()) == {1}
-
-
-def test_a_long_read_of_one_output_lets_go_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 256)
-    f = Painter()
-    store, held = watched(tile_size=4)
-    paint(f, store)[1][0:400, 0:8]
-    assert held.most_windows < 30
-    assert set(f.counts.values()) == {1}

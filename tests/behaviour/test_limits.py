@@ -11,7 +11,6 @@ import zarr
 
 from infinite_tensor import InfiniteTensor, Output, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.errors import RegionError
-from infinite_tensor.geometry.window import WindowGrid
 from tests.support.building import built, store_of
 from tests.support.counting import Counted
 from tests.support.stores import sample
@@ -80,16 +79,6 @@ def test_all_chunks_lie_in_the_zarr_array(tile_size: int, cached: int | None, tm
             last = array[info.definition["origin"][0] + LIMIT - 4 : info.definition["origin"][0] + LIMIT]
             assert np.array_equal(last, t[LIMIT - 4 : LIMIT].numpy())
         assert all(store.verify(t.tensor_id) == [] for t in tensors)
-
-
-@pytest.mark.parametrize(("stride", "offset"), [(4, 0), (3, 1), (5, -2), (2, 2**53 - 1), (7, -(2**53)), (2**40, 3)])
-def test_a_window_exists_as_long_as_one_of_its_pixels_can_be_read(stride: int, offset: int) -> None:
-    grid = WindowGrid(TensorWindow((6,), stride, offset), (None,))
-    for end in (-LIMIT - 6, -LIMIT, LIMIT):
-        near = (end - offset) // stride
-        indices = range(near - 8, near + 9)
-        starts = [index * stride + offset for index in indices]
-        assert grid.exist(np.array([indices]).T).tolist() == [-LIMIT - 6 < start < LIMIT for start in starts]
 
 
 def test_an_output_has_the_windows_that_begin_below_the_limit(store: TileStore) -> None:

@@ -26,7 +26,6 @@ from infinite_tensor import (
     sl,
 )
 from tests.support.building import built, each_store
-from tests.support.clusters import chain, cluster
 from tests.support.counting import Counted
 from tests.support.files_of_a_store import Files
 from tests.support.interpreters import Team
@@ -96,18 +95,6 @@ class TestAMask:
         assert {index for index, count in f.counts.items() if count > 1} == windows_over(WANTED) & windows_over(~WANTED)
         assert max(f.counts.values()) == 2
 
-    def test_one_that_takes_all_keeps_to_the_region(self, store: TileStore) -> None:
-        overlapping(store, value).fill(REGION, where=Mask(lambda _: True, dims=()), progress=False)
-        assert tiles_of(store) == (WANTED.size, 0)
-
-    def test_without_one_what_windows_reach_beside_a_region_is_kept(self, store: TileStore) -> None:
-        f = Counted(value)
-        t = overlapping(store, f)
-        t.fill(sl[0:24, 0:48], progress=False)
-        assert store.tensor_info("t").tiles_partial > 0
-        t.fill(sl[24:48, 0:48], progress=False)
-        assert set(f.counts.values()) == {1}
-
     @pytest.mark.parametrize("count", [2, 3, 5])
     @pytest.mark.parametrize("where", [WHERE, None])
     def test_shards_keep_to_tiles(self, store: TileStore, count: int, where: Mask | None, truth: torch.Tensor) -> None:
@@ -168,13 +155,6 @@ class TestAMask:
             filled.result()
         assert f.counts[shared] == 2
         assert same_bits(pixels, overlapping(MemoryTileStore(), value)[0:8, 8:16])
-
-    def test_on_a_cluster_it_is_the_same(self, tmp_path: Path) -> None:
-        with cluster() as client, ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-            t = chain(store, tmp_path)
-            wanted = np.random.default_rng(2).random((4, 4)) < 0.4
-            t.fill(sl[0:256, 0:256], where=Mask(wanted, scale=64), client=client, progress=False)
-            assert tiles_of(store, "level-2") == (wanted.sum(), 0)
 
 
 NET = torch.nn.Conv2d(3, 10, 3, padding=1)

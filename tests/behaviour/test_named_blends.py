@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import torch
 
 from infinite_tensor import (
     HDF5TileStore,
-    InfiniteTensor,
     MemoryTileStore,
-    Output,
     TensorWindow,
     TileStore,
     ValidationError,
@@ -24,13 +21,9 @@ from infinite_tensor import (
 )
 from tests.support.building import built
 from tests.support.reference import Reference, Stage, same_bits
-from tests.support.reopening import reopened
-from tests.support.stored import DTYPES
 from tests.support.stores import sample
 
 WINDOW = TensorWindow((5, 6), stride=(2, 4), offset=(-1, 3))
-GAPS = TensorWindow((3, 4), stride=(2, 6))
-"""Windows that overlap along the rows, with columns between them that no window covers."""
 END = (20, 24)
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
@@ -92,57 +85,6 @@ def test_large_unsigned_integers_have_a_max_and_a_min(dtype: torch.dtype, tmp_pa
             assert t[...].tolist() == [top, 1, *shared, 0, 1]
 
 
-@pytest.mark.parametrize("blend", ["first", "last"])
-@pytest.mark.parametrize(("window", "blend_init"), [(WINDOW, None), (GAPS, None), (GAPS, 2.5)])
-@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
-def test_one_window_is_kept(store: TileStore, window: TensorWindow, blend: Any, blend_init: float | None) -> None:
-    f = Noise(window, torch.float32)
-    t = built(f, window, store=store, name="t", blend=blend, blend_init=blend_init)
-    right = expected(window, torch.float32, blend, blend_init)
-    dice = random.Random(5)  # noqa: S311  (no secret)
-    for _ in range(12):
-        region = tuple(slice(*sorted(dice.sample(range(end + 1), 2))) for end in END)
-        assert same_bits(t[region], right[region].contiguous())
-        if dice.random() < 0.4:
-            # Without blend=, which is stored.
-            t = reopened(store).open("t", f)
-            assert t.blend == blend
-    assert same_bits(t[0:20, 0:24], right)
-
-
-@pytest.mark.parametrize("blend", ["first", "last"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_window_is_kept_in_every_dtype(blend: Any, dtype: torch.dtype) -> None:
-    t = built(Noise(WINDOW, dtype), WINDOW, dtype=dtype, blend=blend)
-    assert same_bits(t[0:20, 0:24], expected(WINDOW, dtype, blend, None))
-
-
-@pytest.mark.parametrize(("name", "function"), [("max", torch.maximum), ("min", torch.minimum)])
-def test_the_name_of_a_function_is_that_function(store: TileStore, name: Any, function: Any) -> None:
-    f = Noise(WINDOW, torch.int32)
-    options: dict[str, Any] = {"dtype": "int32", "store": store, "name": "t"}
-    t = built(f, WINDOW, blend=name, **options)
-    assert t.blend is function
-    right = expected(WINDOW, torch.int32, function, None)
-    assert same_bits(t[0:9, 0:24], right[:9])
-    reopened(store)
-    # The same definition, and so the same tensor.
-    again = built(f, WINDOW, blend=function, **options)
-    assert same_bits(again[0:20, 0:24], right)
-    assert store.open("t", f, blend=name).blend is function
-    assert store.open("t").blend is function
-
-
-def test_a_maximum_starts_from_blend_init() -> None:
-    def below_zero(_ctx: tuple[int, ...]) -> torch.Tensor:
-        return torch.full((4,), -3.0)
-
-    window = TensorWindow((4,), stride=2)
-    assert built(below_zero, window, blend="max")[0].item() == 0
-    lowest = built(below_zero, window, blend="max", blend_init=-math.inf)
-    assert lowest[0].item() == -3
-
-
 def test_another_blend_under_the_same_id_is_named(store: TileStore) -> None:
     f = Noise(WINDOW, torch.float32)
     built(f, WINDOW, store=store, name="t", blend="first")
@@ -169,31 +111,3 @@ def test_a_pickle_keeps_the_blend(store: TileStore, blend: Any) -> None:
     assert loaded.blend == blend
     assert same_bits(loaded[0:20, 0:24], right)
     loaded.tile_store.close()
-
-
-def test_outputs_of_one_f_keep_windows_of_their_own_choice(store: TileStore) -> None:
-    f = Noise(WINDOW, torch.float32)
-    names: tuple[Any, ...] = ("first", "last", "max", "min")
-
-    def together(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
-        return {name: f(ctx).nan_to_num() for name in names}
-
-    def outputs() -> dict[str, Output]:
-        return {name: Output((None, None), "float32", WINDOW, blend=name) for name in names}
-
-    made: Any = InfiniteTensor.from_multi(together, outputs(), tile_store=store, tensor_id="world")
-    made["first"][0:7, 0:9]
-    reopened(store)
-    made = InfiniteTensor.from_multi(together, outputs(), tile_store=store, tensor_id="world")
-    for name in names:
-        stage = Stage((None, None), torch.float32, WINDOW, lambda ctx: f(ctx).nan_to_num(), (), made[name].blend)
-        assert torch.equal(made[name][0:20, 0:24], Reference([stage]).region(0, ((0, 0), END))[0])
-
-
-@pytest.mark.parametrize("blend", ["first", "last"])
-def test_windows_in_memory_are_kept_through_a_change_of_dtype(blend: Any) -> None:
-    f = Noise(WINDOW, torch.float32)
-    t = built(f, WINDOW, blend=blend)
-    before = t[0:20, 0:24]
-    t.to("cpu", torch.float64)
-    assert torch.equal(t[0:20, 0:24].nan_to_num(), before.double().nan_to_num())

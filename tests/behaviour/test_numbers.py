@@ -106,29 +106,6 @@ def extreme_bits(dtype: torch.dtype, rows: range, columns: range) -> Bytes:
     return np.concatenate([np.concatenate(row, axis=1) for row in windows], axis=0)
 
 
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
-
-
-@pytest.mark.parametrize("dtype", [*_MANTISSA, *_PARTS], ids=dtype_name)
-def test_the_extremes_are_extreme(dtype: torch.dtype) -> None:
-    values = extremes(dtype)
-    parts = torch.view_as_real(values) if dtype.is_complex else values
-    smallest = torch.finfo(dtype).smallest_normal
-    assert parts.isnan().sum() >= 14
-    assert parts.isposinf().any()
-    assert parts.isneginf().any()
-    assert ((parts != 0) & (parts.double().abs() < smallest)).any()
-    assert ((parts == 0) & parts.signbit()).any()
-    assert len(np.unique(bits(values).reshape(len(values), -1), axis=0)) == len(values)
-
-
-@each_dtype
-def test_every_bit_comes_back_from_memory(dtype: torch.dtype) -> None:
-    t = extreme_tensor(MemoryTileStore(), dtype)
-    for _ in range(2):
-        assert np.array_equal(bits(t[-4:8, -6:12]), extreme_bits(dtype, range(-1, 2), range(-1, 2)))
-
-
 def extreme_tensor(store: TileStore, dtype: torch.dtype) -> InfiniteTensor:
     f = partial(extreme_window, dtype)
     return built(f, WINDOW, store=store, name=dtype_name(dtype), dtype=dtype)
@@ -184,15 +161,6 @@ _NEGATIVE_ZERO, _SIGNALLING, _PAYLOAD = -(2**31), 0x7F800001, 0x7FC01234
 def test_without_a_blend_init_a_pixel_is_its_first_window(store: TileStore, pattern: int) -> None:
     t = make(store, _one_value(pattern))
     assert t[0:9, 0:9].view(torch.int32).unique().tolist() == [pattern]
-
-
-def test_with_a_blend_init_of_0_a_pixel_is_a_sum_that_began_at_0(store: TileStore) -> None:
-    assert bits(make(store, _one_value(_NEGATIVE_ZERO), blend_init=0)[0:9, 0:9]).max() == 0
-
-
-def test_with_a_blend_init_of_negative_zero_it_stays_negative(store: TileStore) -> None:
-    t = make(store, _one_value(_NEGATIVE_ZERO), blend_init=-0.0)
-    assert t[0:9, 0:9].view(torch.int32).unique().tolist() == [_NEGATIVE_ZERO]
 
 
 @pytest.mark.parametrize(("blend_init", "pattern"), [(None, 0), (0, 0), (-0.0, _NEGATIVE_ZERO), (math.inf, 0x7F800000)])
@@ -368,14 +336,6 @@ def test_what_f_hands_on_is_not_shared(store: TileStore, returned: Callable[[tor
         assert torch.equal(tensor[0:4, 0:12], _told_region(range(1), range(2)))
 
 
-def test_one_tensor_for_two_windows_is_stored_twice(store: TileStore) -> None:
-    same = _numbered()
-    t = make(store, lambda contexts: [same] * len(contexts), batch_size=4)
-    assert torch.equal(t[0:4, 0:12], _numbered().repeat(1, 2))
-    same.fill_(-99)
-    assert torch.equal(t[0:4, 0:12], _numbered().repeat(1, 2))
-
-
 # What a read returns.
 
 _READS: dict[str, Callable[[InfiniteTensor], list[torch.Tensor]]] = {
@@ -403,11 +363,3 @@ def test_writing_into_a_result_changes_nothing_else(store: TileStore, how: str) 
             assert all(torch.equal(a, b) for a, b in zip(results[number + 1 :], expected[number + 1 :], strict=True))
     t.clear_cache()
     assert torch.equal(t[-4:8, -6:12], _told_region(range(-1, 2), range(-1, 2)))
-
-
-def test_writing_into_an_array_of_a_finite_tensor_changes_nothing_else(store: TileStore) -> None:
-    t = built(_told, WINDOW, shape=(8, 12), store=store, name="t")
-    np.asarray(t)[:] = -99
-    for row in t:
-        row.fill_(-99)
-    assert torch.equal(t[...], _told_region(range(2), range(2)))

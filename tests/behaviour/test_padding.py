@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,20 +14,14 @@ from hypothesis import strategies as st
 from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
-    Output,
     TensorWindow,
-    TileStore,
     ValidationError,
-    ZarrTileStore,
     sl,
 )
 from infinite_tensor.errors import RegionError
-from infinite_tensor.tilestore.stored_definition import definition_of
-from tests.support.building import built, store_of
+from tests.support.building import built
 from tests.support.counting import Counted
 from tests.support.reference import Index
-from tests.support.stored import DTYPES
-from tests.support.stores import sample
 
 MODES = ("edge", "reflect", "symmetric", "wrap")
 
@@ -105,56 +97,6 @@ def test_it_is_what_numpy_pads(case: Case) -> None:
     assert torch.equal(region, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("mode", [*MODES, ("constant", 1)], ids=str)
-def test_all_dtypes_are_padded(mode: str | tuple[str, int], dtype: torch.dtype) -> None:
-    pixels = image((3, 2), dtype)
-    region = given_to_f(source(pixels), TensorWindow((7, 5), offset=(-2, -2)), mode, (0, 0))
-    modes: list[str | tuple[str, Any]] = [("constant", -1) if isinstance(mode, tuple) else mode] * 2
-    numbers = padded(np.arange(6).reshape(3, 2), modes, (2, 2), (2, 1))
-    for place in itertools.product(range(7), range(5)):
-        number = int(numbers[place])
-        expected = torch.ones((), dtype=dtype) if number < 0 else pixels[divmod(number, 2)]
-        assert torch.equal(region[place], expected)
-
-
-@pytest.fixture(params=sample(["memory", "memory-limited", "zarr", "hdf5"]))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
-    if request.param == "memory-limited":
-        return MemoryTileStore(cache_size_windows=2)
-    return store_of(request.param, tmp_path, 3)
-
-
-def blurred(arg: InfiniteTensor, store: TileStore, padding: object, **options: Any) -> InfiniteTensor:
-    """Sums of 3x3 pixels around each, in windows of 4x4 that are clipped."""
-
-    def f(_ctx: Any, region: Any) -> Any:
-        regions = region if isinstance(region, list) else [region]
-        sums = [r.unfold(0, 3, 1).unfold(1, 3, 1).sum((-1, -2)) for r in regions]
-        return sums if isinstance(region, list) else sums[0]
-
-    window = TensorWindow((4, 4))
-    around = TensorWindow((6, 6), stride=(4, 4), offset=(-1, -1))
-    options |= {"edge": "clip", "args_padding": padding}
-    return built(f, window, (arg, around), shape=arg.shape, store=store, **options)
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-@pytest.mark.parametrize("mode", [*MODES, ("constant", 5)], ids=str)
-def test_a_chain_of_halos_over_an_image(mode: str | tuple[str, int], batch_size: int | None, store: TileStore) -> None:
-    pixels = image((10, 7))
-    arg = source(pixels, (5, 7), store=store, name="source")
-    expected = pixels
-    tensors = [arg]
-    for depth in range(3):
-        whole = padded(expected.numpy(), [mode, mode], (1, 1), (1, 1))
-        expected = torch.from_numpy(whole).unfold(0, 3, 1).unfold(1, 3, 1).sum((-1, -2))
-        tensors.append(blurred(tensors[-1], store, mode, name=f"blur {depth}", batch_size=batch_size))
-    assert torch.equal(tensors[-1][7:9, 2:6], expected[7:9, 2:6])
-    tensors[-1].fill(sl[:, :], progress=False)
-    assert torch.equal(tensors[-1][...], expected)
-
-
 def test_a_plan_asks_for_the_pixels_that_stand_there_and_no_others() -> None:
     arg = source(torch.arange(20.0), (1,))
     around = TensorWindow((4,), stride=(4,), offset=(-2,))
@@ -173,49 +115,11 @@ def test_what_is_constant_needs_no_pixel() -> None:
     assert arg.f.calls == []  # type: ignore[union-attr]
 
 
-def test_a_plan_needs_nothing_of_what_is_constant_beside_what_is_stored() -> None:
-    below = source(torch.arange(4.0), (1,))
-    middle = built(lambda _ctx, r: r, 1, below, shape=(4,))
-    far = TensorWindow((4,), stride=(4,), offset=(100,))
-    t = built(lambda _ctx, r: r, 4, (middle, far), args_padding="constant")
-    t[0:4]
-    assert {tensor.tensor_id: tensor.windows for tensor in t.plan(sl[0:8]).tensors if tensor.windows} == {
-        t.tensor_id: 1
-    }
-
-
 def test_a_periodic_image_under_an_endless_canvas() -> None:
     arg = source(torch.arange(5.0), (5,))
     t = built(lambda _ctx, r: r, 3, arg, args_padding="wrap")
     assert t[-7:8].tolist() == [p % 5 for p in range(-7, 8)]
     assert t[10**15 : 10**15 + 4].tolist() == [0, 1, 2, 3]
-
-
-def test_each_arg_and_each_dimension_has_its_own() -> None:
-    first, second = source(image((2, 3))), source(image((2, 3)))
-    window = TensorWindow((4, 5), offset=(-1, -1))
-    seen: list[torch.Tensor] = []
-
-    def f(_ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
-        seen.extend(regions)
-        return torch.zeros(1, 1)
-
-    padding = [("wrap", ("constant", 9)), "edge"]
-    t = built(f, (1, 1), (first, window), (second, window), args_padding=padding)
-    t[0, 0]
-    pixels = image((2, 3)).numpy()
-    assert torch.equal(seen[0], torch.from_numpy(padded(pixels, ["wrap", ("constant", 9)], (1, 1), (1, 1))))
-    assert torch.equal(seen[1], torch.from_numpy(np.pad(pixels, 1, "edge")))
-    assert t.args_padding == (("wrap", ("constant", 9)), ("edge", "edge"))
-
-
-def test_several_outputs_read_padded_args() -> None:
-    arg = source(torch.arange(4.0))
-    outputs = {"a": Output((4,), torch.float32, TensorWindow((4,)))}
-    group = InfiniteTensor.from_multi(
-        lambda _ctx, r: {"a": r[2:6] + r[0]}, outputs, [arg], [TensorWindow((8,), offset=(-2,))], args_padding="edge"
-    )
-    assert group["a"][...].tolist() == [0, 1, 2, 3]
 
 
 class TestInvalidation:
@@ -241,53 +145,7 @@ class TestInvalidation:
         assert {i for (i,) in f.calls} == wrong
 
 
-class TestStored:
-    def test_it_is_part_of_the_definition(self, tmp_path: Path) -> None:
-        with ZarrTileStore(tmp_path / "s.zarr", tile_size=3) as store:
-            arg = source(image((10, 7)), store=store, name="source")
-            expected = blurred(arg, store, "reflect", name="blur")[...]
-            with pytest.raises(ValidationError, match=r"args\[0\].padding: stored \['reflect', .*\], given \['w"):
-                blurred(arg, store, "wrap", name="blur")
-            opened = store.open("blur")
-            assert opened.args_padding == (("reflect", "reflect"),)
-            assert torch.equal(opened[...], expected)
-
-    def test_a_reopened_tensor_goes_on_with_it(self, tmp_path: Path) -> None:
-        with ZarrTileStore(tmp_path / "s.zarr", tile_size=3) as store:
-            arg = source(image((10, 7)), store=store, name="source")
-            made = blurred(arg, store, ("constant", -1), name="blur")
-            made[0, 0]
-            f = made.f
-        with ZarrTileStore(tmp_path / "s.zarr") as store:
-            opened = store.open("blur", f, [source(image((10, 7)), store=store, name="source")])
-            assert torch.equal(opened[...], blurred(source(image((10, 7))), MemoryTileStore(), ("constant", -1))[...])
-
-    def test_without_it_nothing_is_stored_of_it(self) -> None:
-        arg = source(image((10, 7)))
-        window = TensorWindow((5, 7))
-        plain = built(lambda _ctx, r: r, window, arg, shape=(10, 7))
-        same = built(lambda _ctx, r: r, window, arg, shape=(10, 7), args_padding="error")
-        assert "padding" not in plain.to_json()["args"][0]  # type: ignore[index, operator]
-        assert same.to_json()["args"] == plain.to_json()["args"]
-
-    @pytest.mark.parametrize(
-        "padding",
-        [3, "edge", ["edge"], ["edge"] * 3, ["mirror", "edge"], [["constant"], "edge"], [["edge", 1], "edge"], [{}, 1]],
-    )
-    def test_a_stored_one_is_checked(self, padding: object) -> None:
-        stored: dict[str, Any] = blurred(source(image((10, 7))), MemoryTileStore(), "edge").to_json()
-        assert definition_of(stored).args[0].padding is not None
-        stored["args"][0]["padding"] = padding
-        with pytest.raises(ValidationError, match="padding"):
-            definition_of(stored)
-
-
 class TestErrors:
-    def test_a_window_that_leaves_an_arg_is_told_of_padding(self) -> None:
-        arg = source(torch.arange(4.0))
-        with pytest.raises(RegionError, match=r'reads pixels \[-1, 5\) in dimension 0 .* args_padding .*"reflect"'):
-            built(lambda _ctx, r: r, 4, (arg, TensorWindow((6,), offset=(-1,))), shape=(4,))
-
     def test_what_only_a_read_can_know_is_told_then(self) -> None:
         arg = source(torch.arange(4.0))
         t = built(lambda _ctx, r: r, 4, arg)

@@ -14,21 +14,14 @@ import pytest
 import torch
 
 from infinite_tensor import (
-    FunctionChangedWarning,
     InfiniteTensor,
     MemoryTileStore,
-    Output,
     Reduction,
     TensorWindow,
-    TileStore,
     ValidationError,
-    WeightedMean,
     ZarrTileStore,
 )
-from infinite_tensor.tilestore.stored_definition import StoredTensor
 from tests.support.building import VARIED, built
-from tests.support.counting import Counted
-from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index, same_bits
 from tests.support.stores import sample
 
@@ -132,24 +125,6 @@ def part_of(values: torch.Tensor, case: Case, region: tuple[slice, ...]) -> torc
     return values
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("kind", sample(STORES, "zarr with small tiles"))
-def test_a_pixel_is_what_its_blended_values_are_reduced_to(case: Case, kind: str, tmp_path: Path) -> None:
-    scales = (0.3, 0.2, 0.4)[: len(case.shape)]
-    # Each case and each store with another one.
-    number = [*CASES.values()].index(case) + [*STORES].index(kind)
-    blend = [None, "first", "hann", WeightedMean("gaussian", scales)][number % 4]
-    lifted = WeightedMean("gaussian", (9.0, *scales)) if isinstance(blend, WeightedMean) else blend
-    values, covered = values_of(case, lifted)
-    with STORES[kind](tmp_path) as store:
-        labels = tensor(case, "uint8", ARGMAX, blend=blend, store=store)
-        other = tensor(case, "float32", Reduction(second, CHANNELS), blend=blend, store=store)
-        for region in reads(case):
-            of, inside = part_of(values, case, region), part_of(covered, case, region)
-            assert torch.equal(labels[region], torch.where(inside, of.argmax(0), 0).to(torch.uint8))
-            assert torch.equal(other[region], torch.where(inside, second(of), 0))
-
-
 @pytest.mark.parametrize("case", [CASES[name] for name in ("overlapping", "clipped", "with gaps", "volume")])
 @pytest.mark.parametrize("kind", sample(STORES, "zarr with small tiles"))
 def test_a_pixel_may_become_several_values(case: Case, kind: str, tmp_path: Path) -> None:
@@ -178,28 +153,6 @@ def test_the_bits_of_a_pixel_depend_neither_on_the_store_nor_on_what_is_read_wit
         for y, x, n in ((-20, 3, 1), (-3, 17, 7), (20, 30, 33)):
             assert same_bits(t[:, y : y + n, x : x + n], whole[:, y + 20 : y + 20 + n, x - 3 : x - 3 + n].contiguous())
     assert same_bits(*found)
-
-
-def test_what_was_stored_is_found_again_and_nothing_is_computed_twice(tmp_path: Path) -> None:
-    case = CASES["overlapping"]
-    f = Counted(Scores((CHANNELS, *case.window.size)))
-
-    def labels(store: TileStore) -> InfiniteTensor:
-        return tensor(case, "uint8", ARGMAX, f, store=store, name="labels", blend="gaussian")
-
-    with ZarrTileStore(tmp_path / "s.zarr", tile_size=16) as store:
-        # In the middle of tiles, so that most are incomplete: what is known of them are scores.
-        t = labels(store)
-        t[0:9, 0:9]
-        store.flush()
-        assert store.tensor_info("labels").tiles_partial
-    with ZarrTileStore(tmp_path / "s.zarr") as store:
-        found = labels(store)[case.region]
-    assert len(f.calls) == len(set(f.calls))
-    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
-        again = store.open("labels")
-        assert again.reduce == ARGMAX
-        assert torch.equal(again[case.region], found)
 
 
 def test_only_what_pixels_become_is_stored_of_complete_tiles(tmp_path: Path) -> None:
@@ -243,19 +196,6 @@ def test_another_reduction_under_the_same_id_is_refused(other: Reduction | None,
             tensor(CASES["apart"], dtype, other, store=store, name="t")
 
 
-def test_a_function_that_changed_is_told(tmp_path: Path) -> None:
-    def made(largest: int) -> Reduction:
-        return Reduction(lambda values: values.topk(2, 0).values[largest], CHANNELS)
-
-    with ZarrTileStore(tmp_path / "s.zarr") as store:
-        tensor(CASES["apart"], "float32", made(0), store=store, name="t")
-    with (
-        ZarrTileStore(tmp_path / "s.zarr") as store,
-        pytest.warns(FunctionChangedWarning, match="`largest`, a variable around `<lambda>`, was 0 and is 1"),
-    ):
-        tensor(CASES["apart"], "float32", made(1), store=store, name="t")
-
-
 def test_a_tensor_that_a_function_reduced_is_read_without_it_and_computed_with_it(tmp_path: Path) -> None:
     case = CASES["overlapping"]
     f = Scores((CHANNELS, *case.window.size))
@@ -293,37 +233,6 @@ def test_a_reduction_that_raises_leaves_what_was_computed(tmp_path: Path) -> Non
             t[0:20, 0:20]
         fails.clear()
         assert torch.equal(t[case.region], values_of(case, None)[0][0])
-
-
-def test_outputs_of_one_f_may_be_reduced(tmp_path: Path) -> None:
-    case = CASES["overlapping"]
-
-    def f(ctx: Index) -> dict[str, torch.Tensor]:
-        scores = Scores((CHANNELS, *case.window.size))(ctx)
-        return {"label": scores, "scores": scores.sum(0)}
-
-    with ZarrTileStore(tmp_path / "s.zarr", tile_size=16) as store:
-        group = InfiniteTensor.from_multi(
-            f,
-            {
-                "label": Output((None, None), "uint8", case.window, "gaussian", reduce=ARGMAX),
-                "scores": Output((None, None), "float32", case.window),
-            },
-            tile_store=store,
-        )
-        values, _ = values_of(case, "gaussian")
-        assert torch.equal(group["label"][case.region], values.argmax(0).to(torch.uint8))
-        assert torch.equal(group["scores"][case.region], values_of(case, None)[0].sum(0))
-
-
-def test_what_reads_a_reduced_tensor_reads_what_it_became(tmp_path: Path) -> None:
-    case = CASES["overlapping"]
-    for store in (MemoryTileStore(), ZarrTileStore(tmp_path / "s.zarr", tile_size=9)):
-        labels = tensor(case, "uint8", ARGMAX, blend="hann", store=store)
-        halo = TensorWindow((10, 10)).padded(2)
-        ahead = built(lambda _ctx, region: region[2:-2, 2:-2] + 10, (10, 10), (labels, halo), dtype="uint8")
-        values, _ = values_of(case, "hann")
-        assert torch.equal(ahead[case.region], values.argmax(0).to(torch.uint8) + 10)
 
 
 @pytest.mark.parametrize("f", [lambda values: values, lambda values: values.sum(), lambda _values: 3])
@@ -368,17 +277,6 @@ def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce:
         tensor(CASES["apart"], dtype, reduce)
 
 
-def test_windows_that_begin_between_the_channels_are_refused() -> None:
-    window = TensorWindow((CHANNELS, 4, 4), stride=(1, 4, 4))
-    with pytest.raises(ValidationError, match=r"needs 5 .* with offset 0, a stride of at least 5, and"):
-        built(str, window, shape=(CHANNELS, 8, 8), reduce=Reduction("softmax", CHANNELS))
-
-
-def test_an_f_that_returns_no_channels_is_told() -> None:
-    with pytest.raises(ValidationError, match=r"f returned shape \(4, 4\), but the output window has size \(5, 4, 4\)"):
-        tensor(CASES["apart"], "uint8", ARGMAX, lambda _ctx: torch.zeros(4, 4))[0, 0]
-
-
 def test_tiles_hold_all_values_of_a_pixel(tmp_path: Path) -> None:
     kept = CASES["apart"].with_channels(CHANNELS)
     for size in ((2, 8, 8), (8, 8)):
@@ -386,8 +284,6 @@ def test_tiles_hold_all_values_of_a_pixel(tmp_path: Path) -> None:
             tensor(kept, "float32", Reduction("softmax", CHANNELS), store=store, name="t")
             definition = store.tensor_info("t").definition
     assert definition["tile_size"] == [CHANNELS, 8, 8]
-    with pytest.raises(ValidationError, match=r"must contain all 5 output channels .* a tile of shape \(2, 8, 8\)"):
-        StoredTensor.from_json(definition | {"tile_size": [2, 8, 8]})
 
 
 def test_a_large_region_is_reduced_in_parts() -> None:
@@ -397,18 +293,6 @@ def test_a_large_region_is_reduced_in_parts() -> None:
     options["store"] = MemoryTileStore(cache_size_bytes=2**24)
     t = built(lambda ctx: torch.full((1, 64, 64), float(sum(ctx))).expand(channels, 64, 64), window, **options)
     assert not t[0:4096, 0:64].any()
-
-
-@pytest.mark.parametrize(
-    "entry", [("function", 3), ("in_channels", -1), ("out_channels", 7), ("dtype", "str")], ids=str
-)
-def test_a_stored_definition_that_makes_no_sense_is_refused(entry: tuple[str, object]) -> None:
-    store = DictTileStore({}, tile_size=8)
-    tensor(CASES["apart"], "uint8", ARGMAX, store=store, name="t")
-    definition = store.tensor_info("t").definition
-    assert StoredTensor.from_json(definition).definition.to_json()["reduce"] == definition["reduce"]
-    with pytest.raises(ValidationError):
-        StoredTensor.from_json(definition | {"reduce": definition["reduce"] | dict([entry])})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int16", "uint8", "bool"])

@@ -15,7 +15,6 @@ from PIL import Image
 from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
-    StoreError,
     TensorWindow,
     ValidationError,
     ZarrTileStore,
@@ -88,24 +87,6 @@ def test_steps_ints_and_lists_of_regions_are_read_as_ever() -> None:
     assert f.regions == [(-2, 3), (5, 7)]
 
 
-def test_windows_that_are_in_memory_are_not_written_again() -> None:
-    f = Ramp()
-    t = tensor(f)
-    t.fill(sl[0:8, 0:12], progress=False)
-    assert len(f.windows) == 4
-    assert torch.equal(t[1:8, 2:11], ramp((1, 2), (7, 9)))
-    assert f.regions == []
-
-
-def test_what_other_tensors_read_is_computed_once_in_windows() -> None:
-    f = Ramp()
-    window = TensorWindow((2, 2))
-    t = built(lambda _ctx, x: x[1:-1, 1:-1] + 1, window, (tensor(f), window.padded(1)))
-    assert torch.equal(t[0:8, 0:8], ramp((0, 0), (8, 8)) + 1)
-    assert len(f.windows) == len(set(f.windows)) == 12
-    assert f.regions == []
-
-
 def test_a_store_that_outlives_the_process_is_given_windows(tmp_path: Path) -> None:
     f = Ramp()
     with ZarrTileStore(tmp_path / "store.zarr") as store:
@@ -142,32 +123,6 @@ def test_a_tensor_whose_pixels_are_not_those_of_one_window_is_made_of_windows(op
     # By a function that can do nothing else.
     plain = tensor(f.__call__, **options)  # type: ignore[arg-type]
     assert torch.equal(found, plain[0:9, 0:12])
-
-
-def test_ends_that_clip_windows_are_no_hindrance() -> None:
-    f = Ramp()
-    assert torch.equal(tensor(f, (9, 13), edge="clip")[...], ramp((0, 0), (9, 13)))
-    assert f.regions == [(0, 0)]
-
-
-def test_a_closed_store_is_told() -> None:
-    f = Ramp()
-    t = tensor(f)
-    t.tile_store.close()
-    with pytest.raises(StoreError, match="is closed"):
-        t[0:2, 0:2]
-    assert f.regions == []
-
-
-def test_an_f_may_read_other_tensors_while_it_writes() -> None:
-    class Above(Ramp):
-        below = tensor(Ramp())
-
-        def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-            first, second = start
-            out.copy_(self.below[first : first + out.shape[0], second : second + out.shape[1]])
-
-    assert torch.equal(tensor(Above())[NEGATIVE], ramp((-7, -9), (17, 14)))
 
 
 @pytest.mark.parametrize("target", [torch.float64, "meta"])
@@ -224,18 +179,6 @@ def test_a_plan_counts_no_window_of_what_is_copied() -> None:
     assert t.is_filled(NEGATIVE)
     t.fill(NEGATIVE, progress=False)
     assert (t.plan(NEGATIVE).windows, above(t).plan(NEGATIVE).tensors[0].windows) == (0, 0)
-
-
-def test_a_plan_of_what_is_stored_in_part_counts_no_window_of_what_is_copied(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "store.zarr", tile_size=8) as store:
-        t = above(tensor(Copy()), store=store, name="t")
-        t.fill(sl[0:8, 0:8], progress=False)
-        plan = t.plan(sl[0:16, 0:16])
-        assert (plan.tensors[0].windows, plan.tensors[0].needed > 0, plan.tensors[1].windows) == (
-            0,
-            True,
-            9 * 9 - 5 * 5,
-        )
 
 
 def test_what_is_computed_from_pixels_that_change_meanwhile_is_not_stored() -> None:

@@ -559,21 +559,3 @@ def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
         assert pixels.tolist() == [float(x // 4) for x in range(8 * number, 8 * number + 150)]
     assert set(f.batches) <= {1, 4}
     assert len(f.calls) == len(f.counts)
-
-
-@pytest.mark.parametrize("kind", sample(KINDS))
-def test_streams_and_reads_share_their_work(kind: str, tmp_path: Path) -> None:
-    store = make_store(kind, tmp_path)
-    tensors, functions = build(store, None)
-    regions = [(slice(x, x + 6), slice(0, 9)) for x in range(-12, 12, 4)]
-
-    def work(number: int) -> list[torch.Tensor]:
-        if number % 2:
-            return list(tensors[2][regions])
-        return [pixels for ready in tensors[2].iter_regions(regions) for pixels in ready]
-
-    found = together(work, 8)
-    store.close()
-    assert len(functions[2].calls) == len(set(functions[2].calls))
-    for several in found[1:]:
-        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(several, found[0], strict=True))

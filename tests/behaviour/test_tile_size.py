@@ -48,12 +48,6 @@ def tile_of(store: PersistentTileStore) -> object:
     return store.tensor_definition("t")["tile_size"]
 
 
-def test_a_new_tensor_has_tiles_of_512(make: Make) -> None:
-    with make() as store:
-        tensor(store)
-        assert (store.tile_size, tile_of(store)) == (None, [512, 512])
-
-
 @pytest.mark.parametrize(
     ("shape", "window", "dtype", "tile"),
     [
@@ -145,16 +139,6 @@ def test_one_that_is_none_is_refused_for_a_stored_tensor_too(make: Make, tile_si
         tensor(store)
 
 
-def test_a_tensor_that_is_cleared_is_a_new_one(make: Make) -> None:
-    with make(tile_size=8) as store:
-        tensor(store)
-    with make() as store:
-        tensor(store)
-        store.clear_tensor("t")
-        tensor(store)
-        assert tile_of(store) == [512, 512]
-
-
 @pytest.mark.parametrize("kind", [ZarrTileStore, HDF5TileStore], ids=str)
 def test_a_pickled_store_gives_what_it_was_given(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path / "8", tile_size=8) as store:
@@ -209,11 +193,6 @@ def test_of_two_creators_one_without_a_size_adopts_the_winners(make: Make, too_l
         assert store.tensor_info("t").tiles_complete + store.tensor_info("t").tiles_partial == 1
 
 
-def test_of_two_creators_one_with_another_size_is_refused(too_late: Make) -> None:
-    with too_late(tile_size=16) as store, pytest.raises(ValidationError, match=r"stored \[8, 8\], given \[16, 16\]"):
-        tensor(store)
-
-
 def test_a_subclass_that_passes_a_size_of_its_own_gives_it() -> None:
     class Small(DictTileStore):
         def __init__(self, storage: dict[Any, Any], tile_size: Any = 64, **options: Any) -> None:
@@ -228,33 +207,4 @@ def test_a_subclass_that_passes_a_size_of_its_own_gives_it() -> None:
         assert tensor(small)[0:4, 0:4].sum() == 0
 
 
-def test_a_size_that_no_tile_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path, tile_size=2**70) as store, pytest.raises(ValidationError, match="smaller tile_size"):
-        tensor(store)
-
-
 # The spelling of version 0.2.
-
-
-def old(store: ZarrTileStore) -> Any:
-    """With methods that type checkers do not know of."""
-    return store
-
-
-def test_a_size_that_was_refused_is_not_given_any_more(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path, tile_size=8) as store:
-        tensor(store)
-    with ZarrTileStore(tmp_path) as store:
-        with pytest.warns(DeprecationWarning, match="get_or_create"), pytest.raises(ValidationError, match="tile_size"):
-            old(store).get_or_create("t", (None, None), f, TensorWindow((4, 4)), tile_size=16)
-        assert tensor(store)[0:4, 0:4].sum() == 0
-
-
-def test_a_size_is_forgotten_with_the_tensor(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path) as store:
-        with pytest.warns(DeprecationWarning, match="get_or_create"):
-            old(store).get_or_create("t", (None, None), f, TensorWindow((4, 4)), tile_size=8)
-        assert tile_of(store) == [8, 8]
-        store.clear_tensor("t")
-        tensor(store)
-        assert tile_of(store) == [512, 512]

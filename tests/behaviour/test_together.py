@@ -6,14 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore, sl
-from infinite_tensor.engine.chain import node_of
-from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
-from tests.behaviour.test_threads import together
 from tests.support.building import built
 from tests.support.counting import Counted
 from tests.support.held import watched
@@ -70,13 +66,6 @@ def test_what_several_tensors_read_is_computed_once_whatever_the_caches_keep() -
     assert set(apart.functions[0].counts.values()) == {1, 2}
 
 
-def test_a_tensor_may_be_read_beside_those_that_it_is_computed_from() -> None:
-    fork = Fork(MemoryTileStore(cache_size_bytes=1))
-    parts = [("source", sl[2:40, 3]), ("left", sl[0:32, 0:32]), ("source", sl[0, 0])]
-    check(read_together(*fork.parts(*parts)), *parts)
-    assert set(fork.functions[0].counts.values()) == {1}
-
-
 def check(found: list[list[torch.Tensor]], *regions: tuple[str, Any]) -> None:
     assert all(torch.equal(result, truth) for (result,), truth in zip(found, alone(*regions), strict=True))
 
@@ -94,25 +83,6 @@ def test_windows_that_wait_for_a_batch_run_once(monkeypatch: pytest.MonkeyPatch,
     check(found, *((name, sl[0:64, 0:4]) for name in order))
 
 
-def test_what_lies_between_regions_of_one_step_is_not_taken_for_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 64)
-    store = partial(MemoryTileStore, cache_size_bytes=1)
-    f = Counted(lambda ctx: torch.full((4,), float(ctx[0])))
-    source = built(f, 4, store=store())
-    here, ahead = (built(lambda _ctx, region: region, 4, source, store=store()) for _ in range(2))
-    far, near = (here, TensorWindow((4,), offset=400)), (ahead, TensorWindow((4,), offset=4))
-    total = built(lambda _ctx, a, b, c: a + b + c, 4, here, far, near, store=store())
-    assert total[0:200].tolist() == [3.0 * (x // 4) + 101 for x in range(200)]
-    assert set(f.counts.values()) == {1}
-
-
-def test_each_request_gets_a_list_and_an_empty_region_computes_nothing() -> None:
-    fork = Fork(MemoryTileStore())
-    results = read_together((fork.left, sl[0:0, 0:4]), (fork.right,), (fork.source,))
-    assert [[tuple(part.shape) for part in parts] for parts in results] == [[(0, 4)], [], []]
-    assert fork.calls == [0, 0, 0]
-
-
 @pytest.mark.parametrize(("block_bytes", "most_rows"), [(256, 14), (2048, 30)])
 def test_a_large_read_takes_all_at_one_pace(monkeypatch: pytest.MonkeyPatch, block_bytes: int, most_rows: int) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", block_bytes)
@@ -123,15 +93,6 @@ def test_a_large_read_takes_all_at_one_pace(monkeypatch: pytest.MonkeyPatch, blo
     assert set(fork.functions[0].counts.values()) == {1}
     # All of it are 65 rows of windows.
     assert held.most_rows <= most_rows
-
-
-def test_two_threads_that_read_tensors_with_one_source_compute_each_window_once() -> None:
-    fork = Fork(MemoryTileStore())
-    both = ("left", sl[0:32, 0:32]), ("right", sl[0:32, 0:32])
-    forth, back = together(lambda number: read_together(*fork.parts(*both[:: -1 if number else 1])), 2)
-    check(forth, *both)
-    check(back, *both[::-1])
-    assert all(set(f.counts.values()) == {1} for f in fork.functions)
 
 
 def test_what_is_upstream_of_several_tensors_is_planned_and_filled_once(tmp_path: Path) -> None:
@@ -168,21 +129,6 @@ def test_tensors_in_memory_that_are_filled_stay_there_while_others_are() -> None
     assert fork.calls[1:] == calls
 
 
-def test_nothing_to_fill_is_no_error_and_computes_nothing() -> None:
-    fork = Fork(MemoryTileStore())
-    nothing = fork.left, sl[0:0, 0:4]
-    plan = plan_together(nothing)
-    assert (plan.regions, plan.tensors, plan.windows) == ((), (), 0)
-    assert "nothing" in str(plan)
-    assert fill_together(nothing, progress=False).windows == 0
-
-
-def test_a_plan_for_several_tensors_names_each_region() -> None:
-    fork = Fork(MemoryTileStore())
-    plan = plan_together(*((t, sl[0:8, 0:4]) for t in (fork.left, fork.right)))
-    assert "left [0:8, 0:4], right [0:8, 0:4]" in str(plan)
-
-
 def test_all_that_are_filled_must_be_in_stores_that_can_be_written(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16) as store:
         Fork(store).left[0:4, 0:4]
@@ -191,20 +137,3 @@ def test_all_that_are_filled_must_be_in_stores_that_can_be_written(tmp_path: Pat
         with pytest.raises(ValidationError, match="read-only"):
             fill_together(*((t, sl[0:8, 0:4]) for t in (fork.left, fork.source)), progress=False)
         assert fork.calls == [0, 0, 0]
-
-
-def test_what_one_tensor_needs_no_more_is_not_kept_for_another_that_never_needed_it() -> None:
-    fork = Fork(MemoryTileStore())
-    start = np.array([[0, 0], [4, 0], [8, 0], [12, 0]])
-    lifetimes = Lifetimes(
-        {
-            node_of(fork.left): NumberedRegions(np.array([0, 2, 4, 6]), start, start + 4),
-            node_of(fork.right): NumberedRegions(np.array([1, 7]), start[:2] + 100, start[:2] + 104),
-        }
-    )
-    assert lifetimes.before(node_of(fork.source), 0) == [-1, -1]
-    # What the steps before have read of the windows is there.
-    assert lifetimes.before(node_of(fork.source), 6) == [11, -1]
-    assert lifetimes.before(node_of(fork.left), 7) is None
-    assert lifetimes.before(node_of(fork.source), 7) == [208, 201]
-    assert lifetimes.before(node_of(fork.source), 8) is None

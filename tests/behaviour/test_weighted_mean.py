@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,29 +11,19 @@ import pytest
 import torch
 
 from infinite_tensor import (
-    DtypeMismatchError,
     InfiniteTensor,
-    Output,
     TensorWindow,
     TileAccessError,
     TileStore,
     ValidationError,
     WeightedMean,
 )
-from infinite_tensor.values import weights
 from tests.support.blends import COMPLEX, REAL
 from tests.support.building import VARIED, built
-from tests.support.counting import Counted
 from tests.support.reference import Box, Index, Reference, Stage, region, same_bits
 from tests.support.stores import sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
-
-
-@pytest.fixture(params=sample([100, 2**16], 100), ids=lambda n: f"{n} in a tile")
-def _tiles_of_weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of weights are worked out for tiles of about so many pixels, which share them where they lie alike."""
-    monkeypatch.setattr(weights, "_IN_TILE", request.param)
 
 
 @dataclass(frozen=True)
@@ -88,22 +76,6 @@ def expected(case: str, blend: WeightedMean, dtype: torch.dtype = torch.float32)
     return Reference([Stage(shape, dtype, window, Noise(window.size, dtype), blend=blend, edge=edge)]).region(0, box)[0]
 
 
-def histories(box: Box) -> Iterator[list[tuple[str, Box]]]:
-    """What is read and filled, one after the other, before everything is read."""
-    dice = random.Random(7)  # noqa: S311  (no secret)
-    yield []
-    for _ in range(2):
-        steps = []
-        for _ in range(4):
-            sides = [sorted(dice.sample(range(low, high + 1), 2)) for low, high in zip(*box, strict=True)]
-            part = tuple(low for low, _ in sides), tuple(high for _, high in sides)
-            steps.append((dice.choice(["read", "read", "fill"]), part))
-        yield steps
-
-
-_MEANS = WeightedMean("hann"), WeightedMean("gaussian", 0.02)
-
-
 def settled(pixels: torch.Tensor) -> torch.Tensor:
     """Pixels in which one NaN stands for all: which it is, processors leave open."""
     real = torch.view_as_real(pixels) if pixels.is_complex() else pixels
@@ -113,23 +85,6 @@ def settled(pixels: torch.Tensor) -> torch.Tensor:
 def part_of(pixels: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
     inner = [tuple(a - low for a, low in zip(end, box[0], strict=True)) for end in part]
     return pixels[region((inner[0], inner[1]))]
-
-
-@pytest.mark.usefixtures("_tiles_of_weights")
-@pytest.mark.parametrize("kind", sample(VARIED, "memory", "zarr with small tiles"))
-@pytest.mark.parametrize(("case", "blend"), [(case, _MEANS[n % 2]) for n, case in enumerate(CASES)], ids=str)
-def test_pixels_have_the_same_bits_after_any_history(kind: str, case: str, blend: WeightedMean, tmp_path: Path) -> None:
-    box = CASES[case][2]
-    pixels = settled(expected(case, blend))
-    for number, steps in enumerate(histories(box)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        with VARIED[kind](folder) as store:
-            t = make(case, store, blend)
-            for how, part in [*steps, ("read", box)]:
-                if how == "fill":
-                    t.fill(region(part), progress=False)
-                assert same_bits(settled(t[region(part)]), part_of(pixels, box, part))
 
 
 @pytest.mark.parametrize("kind", sample(["memory", "zarr with small tiles"], "zarr with small tiles"))
@@ -171,14 +126,6 @@ def test_a_constant_stays_constant(size: int, stride: int, blend: WeightedMean, 
         assert (pixels - constant).abs().max().item() <= (over_a_pixel / 2 + 3) * unit
 
 
-@pytest.mark.parametrize("kind", sample(VARIED, "memory", "zarr with small tiles"))
-def test_an_even_mean_of_one_window_is_that_window(kind: str, tmp_path: Path) -> None:
-    window = TensorWindow((6,), stride=4)
-    with VARIED[kind](tmp_path) as store:
-        t = built(Noise((6,), torch.float32), window, shape=(6,), store=store, name="t", blend="mean")
-        assert same_bits(settled(t[0:6]), settled(Noise((6,), torch.float32)((0,))))
-
-
 @pytest.mark.parametrize("mean", [WeightedMean("hann"), WeightedMean("gaussian", 0.02)], ids=repr)
 def test_nothing_is_divided_by_zero_where_weights_are_least(mean: WeightedMean) -> None:
     # One window alone: in its corners both sums are as small as they can be.
@@ -186,15 +133,6 @@ def test_nothing_is_divided_by_zero_where_weights_are_least(mean: WeightedMean) 
     t = built(lambda _: torch.full((512, 4, 512), 3.0), window, shape=(512, 4, 512), blend=mean)
     pixels = t[:, :, :]
     assert pixels.sub(3).abs().max() <= 2 * 2.0**-22
-
-
-def test_outputs_of_one_f_may_be_means() -> None:
-    window = TensorWindow((8,), stride=4)
-    outputs = {"mean": Output((None,), torch.float32, window, "hann"), "sum": Output((None,), torch.float32, window)}
-    made: Any = InfiniteTensor.from_multi(lambda _: {"mean": torch.ones(8), "sum": torch.ones(8)}, outputs)
-    assert made["mean"].blend == WeightedMean("hann")
-    assert made["sum"][0:4].tolist() == [2, 2, 2, 2]
-    torch.testing.assert_close(made["mean"][0:4], torch.ones(4))
 
 
 # Identity.
@@ -261,18 +199,6 @@ def test_other_weights_under_the_same_id_are_refused_with_both(kind: str, tmp_pa
 
 
 # Moving.
-
-
-def test_moved_to_another_dtype_windows_are_computed_again() -> None:
-    shape, window, box = CASES["half"]
-    f = Counted(Noise(window.size, torch.float32))
-    t = built(f, window, shape=shape, blend="gaussian")
-    t[region(box)]
-    t.to(torch.float64)
-    with pytest.raises(DtypeMismatchError):
-        t[region(box)]
-    f.f = Noise(window.size, torch.float64)
-    assert same_bits(settled(t[region(box)]), settled(expected("half", WeightedMean("gaussian"), torch.float64)))
 
 
 @pytest.mark.parametrize("kind", ["memory", "zarr"])

@@ -45,11 +45,6 @@ def test_a_store_says_how_many_threads_its_tensors_run_on(kind: str, tmp_path: P
     assert t[0:24].tolist() == [float(x // 4) for x in range(24)]
 
 
-def test_every_tensor_of_a_chain_runs_on_as_many_threads() -> None:
-    t = tensor(meeting(2), tensor(meeting(2)))
-    assert t.read(slice(0, 16), workers=2).tolist() == [float(x // 4) for x in range(16)]
-
-
 def test_a_stream_runs_on_as_many_threads_as_it_says() -> None:
     t = tensor(lambda contexts: [meeting_of_two(ctx) for ctx in contexts], batch_size=1)
     meeting_of_two = meeting(2)
@@ -120,12 +115,6 @@ def test_no_f_runs_on_after_a_ctrl_c() -> None:
     ended.set()
     assert len(outlived) < 20
     assert not any(outlived)
-
-
-def test_an_f_on_a_worker_that_needs_its_own_window_is_told() -> None:
-    t = tensor(lambda ctx: t[4 * ctx[0] : 4 * ctx[0] + 4])
-    with pytest.raises(ValidationError, match="would need itself"):
-        t.read(slice(0, 64), workers=3)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True])

@@ -11,10 +11,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
+from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +41,6 @@ CONTEXT.set_forkserver_preload(
         "tests.durability.crash.test_groups",
         "tests.durability.crash.test_hdf5",
         "tests.durability.crash.test_invalidation",
-        "tests.durability.crash.test_renaming",
         "tests.stores.blobs.test_kills",
         "tests.support.frozen",
     ]
@@ -57,10 +55,14 @@ DEADLINE = 30.0
 _PATIENCE = 120.0
 
 
-def enter_child() -> None:
+_barrier: list[Barrier] = []
+
+
+def enter_child(*barrier: Barrier) -> None:
     """What every child does first: one thread for torch, and a warning is an error, as it is in pytest."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    _barrier[:] = barrier
 
 
 def exit_code(function: Callable[..., object], *args: Any) -> int:
@@ -82,18 +84,19 @@ class Member:
     """
 
     def __init__(self, barrier: Barrier) -> None:
-        self._connection, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(theirs, barrier), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._pool = ProcessPoolExecutor(1, CONTEXT, enter_child, [barrier])
+        self._call: Future[Any] | None = None
 
     def begin(self, function: Callable[..., Any], *args: Any, together: bool = False) -> None:
         """Have `function` called; `result` waits for it."""
-        self._connection.send((function, args, together))
+        self._call = (
+            self._pool.submit(_at_the_barrier, function, *args) if together else self._pool.submit(function, *args)
+        )
 
     def result(self) -> Any:
         """What the function returned; what it raised is raised here."""
-        return _result(self._connection)
+        assert self._call is not None
+        return self._call.result(DEADLINE)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """What `function` returns or raises there."""
@@ -102,21 +105,15 @@ class Member:
 
     def stop(self) -> None:
         """End the process."""
-        self._connection.close()
-        self._process.kill()
-        self._process.join(DEADLINE)
+        for process in self._pool._processes.values():
+            process.kill()
+        self._pool.shutdown()
 
 
-def _serve(connection: Connection, barrier: Barrier) -> None:
-    enter_child()
-    while True:
-        try:
-            function, args, together = connection.recv()
-        except EOFError:
-            return
-        if together:
-            barrier.wait(DEADLINE)
-        _answer(connection, function, args)
+def _at_the_barrier(function: Callable[..., Any], *args: Any) -> Any:
+    assert _barrier
+    _barrier[0].wait(DEADLINE)
+    return function(*args)
 
 
 class Team:
@@ -155,59 +152,30 @@ class Paused:
     """
 
     def __init__(self, folder: Path, moment: Moment, function: Callable[..., Any], *args: Any) -> None:
-        self._connection, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_pause, args=(theirs, folder, moment, function, args), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._barrier = CONTEXT.Barrier(2)
+        self._member = Member(self._barrier)
+        self._member.begin(_pause, folder, moment, function, *args)
 
     def __enter__(self) -> Self:
-        paused = _result(self._connection)
-        assert paused == _PAUSED, f"the function returned {paused!r} before the moment came"
+        self._barrier.wait(DEADLINE)
         return self
 
     def go_on(self) -> Any:
         """What the function returns or raises in the end."""
-        self._connection.send(None)
-        return _result(self._connection)
+        self._barrier.wait(DEADLINE)
+        return self._member.result()
 
     def __exit__(self, *_exc: object) -> None:
-        self._connection.close()
-        self._process.kill()
-        self._process.join(DEADLINE)
+        self._member.stop()
 
 
-_PAUSED = "paused"
-
-
-def _pause(
-    connection: Connection, folder: Path, moment: Moment, function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    enter_child()
-
+def _pause(folder: Path, moment: Moment, function: Callable[..., Any], *args: Any) -> Any:
     def wait(_step: str, _path: Path) -> None:
-        connection.send((_PAUSED, None, ""))
-        connection.recv()
+        for _ in range(2):
+            _barrier[0].wait(DEADLINE)
 
     at(folder, moment, wait)
-    _answer(connection, function, args)
-
-
-def _answer(connection: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    try:
-        connection.send((function(*args), None, ""))
-    except Exception as error:  # noqa: BLE001  (it is the caller's)
-        connection.send((None, error, traceback.format_exc()))
-
-
-def _result(connection: Connection) -> Any:
-    """What a process answers; what went wrong there is raised here, with its traceback as a note."""
-    if not connection.poll(DEADLINE):
-        raise TimeoutError(f"a process has not answered for {DEADLINE} s")
-    value, error, trace = connection.recv()
-    if error is not None:
-        error.add_note(f"in another process:\n{trace}")
-        raise error
-    return value
+    return function(*args)
 
 
 def run(*arguments: object, cwd: Path | None = None, patience: float = _PATIENCE) -> subprocess.CompletedProcess[str]:
@@ -249,9 +217,7 @@ def _become(argv: list[str], cwd: Path, streams: Sequence[str | Path], environme
     # Its own processes are started as in any other interpreter.
     multiprocessing.set_start_method(None, force=True)
     for number, path in enumerate(streams):
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
-        os.dup2(opened, number)
-        os.close(opened)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY), number)
     os.environ.clear()
     os.environ.update(environment)
     # To the end of the process.
@@ -259,12 +225,9 @@ def _become(argv: list[str], cwd: Path, streams: Sequence[str | Path], environme
     sys.stdout = open(1, "w", encoding=environment.get("PYTHONIOENCODING"), closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(cwd)
+    code = argv[0] == "-c"
+    sys.argv = ["-c", *argv[2:]] if code else argv
+    sys.path.insert(0, "" if code else str(Path(argv[0]).parent))
     main = sys.modules["__main__"] = ModuleType("__main__")
-    if argv[0] == "-c":
-        name, source, sys.argv = "<string>", argv[1], ["-c", *argv[2:]]
-        sys.path.insert(0, "")
-    else:
-        name, source, sys.argv = argv[0], Path(argv[0]).read_text(), argv
-        sys.path.insert(0, str(Path(name).parent))
-        main.__file__ = name
-    exec(compile(source, name, "exec"), vars(main))  # noqa: S102  (as Python itself does)
+    source = argv[1] if code else Path(argv[0]).read_text()
+    exec(compile(source, "<string>" if code else argv[0], "exec"), vars(main))  # noqa: S102  (as Python itself does)

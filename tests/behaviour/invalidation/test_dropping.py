@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
-from tests.behaviour.invalidation.chain import END, KINDS, TILE, Data, chain_on, fresh, ground_on, smooth_over
+from tests.behaviour.invalidation.chain import END, KINDS, Data, chain_on, fresh, ground_on, smooth_over
 from tests.support.counting import Counted
 from tests.support.reference import Index
 
@@ -70,18 +70,6 @@ def test_what_is_known_of_an_incomplete_tile_in_memory_outlasts_any_number_of_dr
     assert (copy[0:4].tolist(), copy[8:12].tolist()) == ([0] * 4, [2] * 4)
 
 
-def test_without_a_region_everything_is_dropped(store: TileStore, data: Data) -> None:
-    ground, _, top = chain_on(data, store)
-    top[0:END]
-    count = len(data.calls)
-    data.change(-100, 100)
-    told = ground.invalidate()
-    assert [(one.start, one.stop) for one in told.tensors] == [((None,), (None,))] * 3
-    data.calls.clear()
-    assert torch.equal(top[0:END], fresh(data))
-    assert len(data.calls) == count
-
-
 def test_dependants_can_be_left_alone(store: TileStore, data: Data) -> None:
     ground, _, top = chain_on(data, store)
     before = top[0:END]
@@ -106,30 +94,6 @@ def test_a_tensor_in_the_middle_leaves_what_it_is_computed_from_and_an_empty_reg
     data.calls.clear()
     top[0:END]
     assert data.calls == []
-
-
-def test_pixels_that_a_memory_store_has_blended_are_dropped_too(data: Data) -> None:
-    ground = ground_on(data, MemoryTileStore(tile_size=9))
-    ground[0:END]
-    data.change(20, 22)
-    ground.invalidate(slice(20, 22))
-    assert torch.equal(ground[18:24], fresh(data, "ground", 18, 24))
-
-
-def test_windows_that_are_not_stored_yet_are_dropped_too(store: TileStore, data: Data) -> None:
-    ground, _, top = chain_on(data, store)
-    top[0:3]
-    data.change(0, 10)
-    ground.invalidate(slice(0, 10))
-    assert torch.equal(top[-5:20], fresh(data, "top", -5, 20))
-
-
-def test_a_tensor_that_is_built_twice_is_one(store: TileStore, data: Data) -> None:
-    _, _, top = chain_on(data, store)
-    top[0:END]
-    data.change(20, 22)
-    ground_on(data, store).invalidate(slice(20, 22))
-    assert torch.equal(top[0:END], fresh(data))
 
 
 def test_dependants_in_other_stores_are_found_while_they_are_alive(
@@ -197,17 +161,6 @@ def test_windows_with_gaps_between_them_lead_to_what_reads_them(store: TileStore
     # Windows 0 to 3 hold pixels 0, 1, 6, 7, 12, 13, 18 and 19; a window of `top` reads two pixels.
     wrong = {(0,), (3,), (6,), (9,)}
     assert wrong <= set(f.calls) < {(n,) for n in range(12)}
-
-
-def test_what_was_dropped_prints_as_a_table(data: Data) -> None:
-    ground, _, top = chain_on(data, MemoryTileStore(tile_size=TILE))
-    top[0:END]
-    told = ground.invalidate(slice(20, 22))
-    lines = str(told).splitlines()
-    assert lines[1].split() == ["tensor", "tiles", "pixels", "store"]
-    assert lines[2].split() == ["ground", "2", "[18:25]", "MemoryTileStore()"]
-    assert lines[-1].split() == ["all", "10"]
-    assert ">[18:25]</td>" in told._repr_html_()
 
 
 PERSISTENT = {name: open_ for name, open_ in KINDS.items() if name in ("zarr", "hdf5")}

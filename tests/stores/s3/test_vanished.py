@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from s3fs import S3FileSystem
 
 from infinite_tensor import ZarrTileStore
+from tests.stores.test_vanished import *  # noqa: F403  (its tests, on another place)
+from tests.stores.test_vanished import Place
 from tests.support.s3_server import S3Server
-from tests.support.vanishing import VanishingPlaceTests
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
-class TestPrefix(VanishingPlaceTests):
-    @pytest.fixture(autouse=True)
-    def _place(self, server: S3Server, url: str, bucket: S3FileSystem) -> None:
-        self.url, self.bucket, self.options = url, bucket, server.options()
-
-    def open(self, **options: Any) -> ZarrTileStore:
-        return ZarrTileStore(self.url, storage_options=self.options, **options)
-
-    def delete(self) -> None:
-        self.bucket.rm(self.bucket.find(self.url))
-
-    def keys(self) -> list[str]:
-        # Where there is no object, the folder that was left behind is listed.
-        folder = f"{self.url.removeprefix('s3://')}/"
-        return sorted(key for key in self.bucket.find(self.url) if key.startswith(folder))
+@pytest.fixture
+def place(server: S3Server, url: str, bucket: S3FileSystem) -> Place:
+    # Where there is no object, the folder that was left behind is listed.
+    folder = f"{url.removeprefix('s3://')}/"
+    return Place(
+        lambda **options: ZarrTileStore(url, storage_options=server.options(), **options),
+        lambda: bucket.rm(bucket.find(url)),
+        lambda: sorted(key for key in bucket.find(url) if key.startswith(folder)),
+    )
