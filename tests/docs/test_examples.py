@@ -57,7 +57,7 @@ def photograph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FAR = ("terrain.py", "--x", 50_000_000, "--y", -123_456_789, "--size", 96)
 # Two windows hold the blurred picture; their margins need 3x4 of the blur before, and those 5x6 of the plane. Windows
 # -1 to 2 of the world touch the picture, and read of windows -1 and 0 of the noise.
-TWICE = {
+TWICE: dict[str, tuple[tuple[str | int, ...], int]] = {
     "blur.zarr": (("blur.py", "photograph", "--store", "blur.zarr"), 2 + 12 + 30),
     "blur.h5": (("blur.py", "photograph", "--store", "blur.h5"), 2 + 12 + 30),
     "terrain": (FAR, 14),
@@ -71,7 +71,7 @@ TWICE = {
 @pytest.mark.parametrize("name", TWICE)
 def test_a_second_run_computes_nothing_and_draws_the_same(name: str, photograph: Path, tmp_path: Path) -> None:
     (script, *arguments), count = TWICE[name]
-    command = [EXAMPLES / script, *(photograph if each == "photograph" else each for each in arguments)]
+    command = [EXAMPLES / str(script), *(photograph if each == "photograph" else each for each in arguments)]
     printed = [succeeds(*command, "--output", output, cwd=tmp_path) for output in ("first.png", "second.png")]
     assert [*map(calls, printed)] == [count, 0]
     first, second = (pixels_of(tmp_path / output) for output in ("first.png", "second.png"))
@@ -83,7 +83,7 @@ def test_neighbouring_terrain_from_another_store_continues_the_picture(tmp_path:
     script, _, x, *rest = FAR
     pictures = []
     for moved, store in ((0, "terrain.zarr"), (32, "terrain.h5")):
-        command = [EXAMPLES / script, "--x", int(x) + moved, *rest, "--store", store, "--output", f"{store}.png"]
+        command = [EXAMPLES / str(script), "--x", int(x) + moved, *rest, "--store", store, "--output", f"{store}.png"]
         succeeds(*command, cwd=tmp_path)
         pictures.append(pixels_of(tmp_path / f"{store}.png"))
     assert (pictures[1][:, :-32] == pictures[0][:, 32:]).all()

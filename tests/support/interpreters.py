@@ -84,7 +84,7 @@ class Member:
     """
 
     def __init__(self, barrier: Barrier) -> None:
-        self._pool = ProcessPoolExecutor(1, CONTEXT, enter_child, [barrier])
+        self._pool = ProcessPoolExecutor(1, CONTEXT, enter_child, (barrier,))
         self._call: Future[Any] | None = None
 
     def begin(self, function: Callable[..., Any], *args: Any, together: bool = False) -> None:

@@ -13,7 +13,7 @@ from tests.support.s3_server import S3Server
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
+@pytest.fixture  # type: ignore[no-redef]
 def place(server: S3Server, url: str, bucket: S3FileSystem) -> Place:
     # Where there is no object, the folder that was left behind is listed.
     folder = f"{url.removeprefix('s3://')}/"
