@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_get_or_create_makes_a_tensor_once(store: Any) -> None:
-    with pytest.warns(DeprecationWarning, match="get_or_create is deprecated; use InfiniteTensor"):
+    with pytest.warns(DeprecationWarning, match="get_or_create"):
         t = store.get_or_create("t", (None, None), f, WINDOW, tile_size=8)
     assert t[0:8, 4].tolist() == [1] * 4 + [2] * 4
     with pytest.warns(DeprecationWarning, match="get_or_create"):

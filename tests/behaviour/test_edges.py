@@ -36,7 +36,7 @@ def test_it_is_part_of_the_definition(tmp_path: Path) -> None:
         built(numbered, SQUARE, shape=(5, 6), store=store, name="t", edge="clip")[...]
         with (
             pytest.warns(UncoveredPixelsWarning),
-            pytest.raises(ValidationError, match=r"edge: stored \['clip', 'clip'\], given \['clip', 'drop'\]"),
+            pytest.raises(ValidationError, match="edge"),
         ):
             built(numbered, SQUARE, shape=(5, 6), store=store, name="t", edge=("clip", "drop"))
         assert store.open("t").edge == ("clip", "clip")
@@ -86,7 +86,7 @@ class TestUncoveredPixels:
 
     def test_gaps_need_another_stride(self) -> None:
         gaps = TensorWindow((2,), stride=3)
-        with pytest.warns(UncoveredPixelsWarning, match="no window covers 3 of the 9 pixels.* Give a stride of"):
+        with pytest.warns(UncoveredPixelsWarning, match="3 of the 9"):
             built(numbered, gaps, shape=(9,), edge="clip")
 
     @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ class TestUncoveredPixels:
             "fine": Output((8, 8), torch.float32, TensorWindow((4, 4))),
             "coarse": Output((4, 5), torch.float32, TensorWindow((2, 2))),
         }
-        with pytest.warns(UncoveredPixelsWarning, match=r"/coarse': no window covers 4 of the 20 pixels"):
+        with pytest.warns(UncoveredPixelsWarning, match="/coarse'"):
             InfiniteTensor.from_multi(numbered, outputs)
 
     def test_reopening_is_silent(self, tmp_path: Path) -> None:

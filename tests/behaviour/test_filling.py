@@ -427,5 +427,5 @@ def test_all_of_a_finite_tensor_is_filled_by_default(store: ZarrTileStore, t: In
     assert finite.is_filled()
     assert finite.coverage().all()
     for method in (t.plan, t.fill, t.is_filled, t.coverage):
-        with pytest.raises(RegionError, match="dimension 0 is unbounded"):
+        with pytest.raises(RegionError, match="dimension"):
             method()

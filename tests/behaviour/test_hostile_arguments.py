@@ -190,7 +190,7 @@ def test_a_place_is_refused_by_what_it_is(name: str, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValidationError, match=r"tile_store must be|target must be"):
         made(tmp_path, tile_store=HOSTILE[name])
-    with pytest.raises(ValidationError, match="target must be"):
+    with pytest.raises(ValidationError, match="target"):
         open_store(HOSTILE[name])
     assert not [*tmp_path.iterdir()]
 

@@ -66,9 +66,9 @@ def test_what_an_extra_brings_is_needed_where_it_is_used_and_not_before() -> Non
 
 
 def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'infinite_tensor' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="'infinite_tensor'"):
         infinite_tensor.nothing  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+    with pytest.raises(ImportError, match="'nothing'"):
         exec("from infinite_tensor import nothing")  # noqa: S102  (mypy would refuse it)
     for name in ("nothing.more", "tilestore.memory", "", "."):
         assert not hasattr(infinite_tensor, name)

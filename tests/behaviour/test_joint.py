@@ -168,16 +168,16 @@ def test_an_output_that_is_opened_alone_shows_what_is_stored(tmp_path: Path) -> 
     with ZarrTileStore(tmp_path, tile_size=16) as store:
         mask = store.open("p/biome/mask")
         assert torch.equal(mask[0:16, 0:16], expected)
-        with pytest.raises(TileAccessError, match="opened without f"):
+        with pytest.raises(TileAccessError, match="without"):
             mask[40:44, 0:4]
-        with pytest.raises(ValidationError, match=r"output \('biome', 'mask'\) .*from_multi"):
+        with pytest.raises(ValidationError, match="from_multi"):
             store.open("p/biome/mask", Painter())
 
 
 def test_an_id_that_is_another_output_s_is_refused(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16) as store:
         paint(Painter(), store)
-        with pytest.raises(ValidationError, match=r"output: stored \['rgb'\], given nothing"):
+        with pytest.raises(ValidationError, match=r"\['rgb'\]"):
             built(Painter(), RGB.window, shape=RGB.shape, store=store, name="p/rgb")
 
 
@@ -219,7 +219,7 @@ def test_an_error_of_f_keeps_what_was_computed_before(store: TileStore) -> None:
         return f(ctx)
 
     rgb, mask, _ = paint(flaky, store)
-    with pytest.raises(OSError, match="out of reach"):
+    with pytest.raises(OSError, match="reach"):
         mask[0:8, 0:8]
     broken.clear()
     mask[0:8, 0:8]

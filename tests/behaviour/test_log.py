@@ -80,18 +80,6 @@ def test_an_error_of_a_handler_is_raised_as_it_is_and_loses_nothing(
         assert len(lines(log, "computed")) == (word == "read")
 
 
-def test_parts_of_tiles_and_copies_are_logged(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
-    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
-        board(store)[0:8, 0:12]
-        store.flush()
-        assert lines(log, "wrote")[-1] == "wrote tiles of tensor 'board' to the store: 1 partial, 320 B"
-        log.clear()
-        store.copy("board", tmp_path / "copy.zarr", progress=False)
-    copied = "\n".join(lines(log, ""))
-    assert "read tiles of tensor 'board' from the store: 1 of 1 encoded" in copied
-    assert "wrote tiles of tensor 'board' to the store: 1 encoded" in copied
-
-
 def test_each_damaged_tile_is_logged_and_a_read_warns_once(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
         board(store).fill(sl[0:24, 0:24], progress=False)

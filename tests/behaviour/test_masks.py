@@ -252,7 +252,7 @@ class TestKindsOfMasks:
             Mask(np.ones((2, 2)), **options)
 
     def test_a_source_that_gives_another_shape_than_was_asked_for_is_told(self, t: InfiniteTensor) -> None:
-        with pytest.raises(ValidationError, match=r"the mask must return shape \(8, 8\) for .*, got \(3, 8\)"):
+        with pytest.raises(ValidationError, match="return"):
             t.fill(box(8, 8), where=Source((8, 8), lambda *_: torch.ones(3, 8)), progress=False)
 
 
@@ -281,9 +281,7 @@ class TestSkipped:
             t = built(Constant(), WINDOW, store=store, name="t")
             assert t.fill(box(32, 32), where=CHECKS, progress=False).windows == 0
             for where in (None, Mask(pixels_of((8, 8), (0, 0), (7, 0)), scale=4)):
-                with pytest.raises(
-                    ValidationError, match=r"tensor 't' cannot be filled, because .* is read-only and lacks tiles"
-                ):
+                with pytest.raises(ValidationError, match="read-only"):
                     t.fill(box(32, 32), where=where, progress=False)
 
     def test_a_group_has_its_mask_at_the_scale_of_each_tensor(self, store: TileStore) -> None:
@@ -299,7 +297,7 @@ class TestSkipped:
         assert {tensor.tensor_id: tensor.skipped for tensor in report.tensors} == skipped
         assert group.is_filled(region, where)
         assert {key: int(found.sum()) for key, found in group.coverage(region, "skipped", where).items()} == skipped
-        with pytest.raises(ValidationError, match="does not cover the region"):
+        with pytest.raises(ValidationError, match="region"):
             group.plan(sl[0:32, 0:40], where=where)
 
     def test_tensors_of_one_id_in_two_stores_are_told_apart(self, tmp_path: Path) -> None:
@@ -351,10 +349,10 @@ class TestSkipped:
         assert set(of_named.calls) == {(0, 1), (1, 1)}
         assert set(of_turned.calls) == {(1, 0), (1, 1)}
         disagreeing = TensorGroup({"named": named, "turned": turned})
-        with pytest.raises(ValidationError, match=r"by number or as one of \('dim_0', 'x'\)"):
+        with pytest.raises(ValidationError, match="'x'"):
             disagreeing.plan(box(8, 8), where=Mask([0, 1], scale=4, dims=("y",)))
         one_name_twice = TensorGroup({"a": made("a", ("x", "dim_1"))[0], "b": made("b", ("dim_0", "x"))[0]})
-        with pytest.raises(ValidationError, match=r"by number or as one of \('x', 'x'\)"):
+        with pytest.raises(ValidationError, match="'x'"):
             one_name_twice.plan(box(8, 8), where=Mask([0, 1], scale=4, dims=("x",)))
 
 
@@ -481,7 +479,7 @@ class TestStoredOnly:
         view = t.stored_only()
         assert (view.shape, view.ndim, view.dtype, view.device, view.fill_value) == ((8, None), 2, t.dtype, t.device, 0)
         assert repr(view).startswith("StoredOnly(shape=(8, None), dtype=torch.float16, tensor_id='t', fill_value=0, ")
-        with pytest.raises(RegionError, match=r"dimension 0 \('y'\)"):
+        with pytest.raises(RegionError, match=r"\('y'\)"):
             view[9, 0]
         t.to(torch.float32)
         assert view[0:1, 0:1].dtype == torch.float32

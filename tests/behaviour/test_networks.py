@@ -23,7 +23,7 @@ from infinite_tensor import (
     digest,
 )
 from tests.support.building import built, store_of
-from tests.support.networks import WINDOW, Net, Painter, build, closing_over
+from tests.support.networks import WINDOW, Net, build, closing_over
 from tests.support.stores import sample
 
 Opened: TypeAlias = "Callable[[], Any]"
@@ -60,23 +60,6 @@ def test_other_weights_are_a_warning_and_old_pixels(opened: Opened) -> None:
         assert all(map(torch.equal, [t[-4:8] for t in build(store, Net(0.25).eval())], before))
 
 
-def test_training_mode_is_a_warning(opened: Opened) -> None:
-    with opened() as store:
-        build(store, Net().eval())
-    with opened() as store:
-        assert changed(lambda: build(store, Net())) == ALL
-
-
-def test_the_warning_says_that_weights_count(opened: Opened) -> None:
-    def make(value: float) -> InfiniteTensor:
-        return built(closing_over(Net(value)), WINDOW, store=store, name="t")
-
-    with opened() as store:
-        make(0.5)
-        with pytest.warns(FunctionChangedWarning, match=r"'t': .* weights of `net`, a .* have changed.*clear_tensor"):
-            make(0.25)
-
-
 def test_a_tensor_that_is_opened_again_with_other_weights_is_a_warning(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr") as store:
         build(store, Net())
@@ -100,20 +83,6 @@ def test_each_output_of_a_network_is_a_warning(opened: Opened) -> None:
         assert changed(lambda: make(0.25)) == ["both/one", "both/two"]
 
 
-def test_weights_that_change_after_construction_are_noticed_when_it_is_built_again(opened: Opened) -> None:
-    net = Net()
-
-    def make() -> InfiniteTensor:
-        return built(Painter(net).paint, WINDOW, store=store, name="t")
-
-    with opened() as store:
-        t = make()
-        before = t[0:4]
-        net.out.weight.data.add_(1)
-        assert torch.equal(t[0:4], before)
-        assert changed(make) == ["t"]
-
-
 def test_the_digest_as_version_refuses_other_weights(opened: Opened) -> None:
     def make(net: Net) -> InfiniteTensor:
         return built(closing_over(net), 4, store=store, name="t", version=digest(net))
@@ -124,23 +93,3 @@ def test_the_digest_as_version_refuses_other_weights(opened: Opened) -> None:
         make(Net())
         with pytest.raises(ValidationError, match=f"version: stored '{digest(Net())}', given '{digest(Net(0.25))}'"):
             make(Net(0.25))
-
-
-def test_what_a_network_is_moved_and_compiled_to_is_no_warning(opened: Opened) -> None:
-    with opened() as store:
-        build(store, Net())
-    with opened() as store:
-        kept = Net().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        assert changed(lambda: build(store, torch.nn.DataParallel(kept))) == []
-
-
-def test_a_network_that_gained_a_parameter_in_place_is_noticed(opened: Opened) -> None:
-    net = torch.nn.Linear(4, 4)
-
-    def make() -> InfiniteTensor:
-        return built(closing_over(net), WINDOW, store=store, name="t")
-
-    with opened() as store:
-        make()
-        net.register_parameter("added", torch.nn.Parameter(torch.zeros(3)))
-        assert changed(make) == ["t"]

@@ -19,7 +19,6 @@ from infinite_tensor import (
     MemoryTileStore,
     TensorWindow,
     TileStore,
-    ValidationError,
     ZarrTileStore,
     sl,
 )
@@ -170,12 +169,6 @@ def test_a_pixel_without_a_window_is_blend_init_or_0(store: TileStore, blend_ini
     t = built(lambda _ctx: torch.ones(SIZE), gaps, store=store, name="t", blend_init=blend_init)
     assert t[0:9, 0:9].view(torch.int32).unique().tolist() == [pattern]
     assert t[9:11, 12].view(torch.int32)[0] == pattern
-
-
-def test_a_blend_init_of_0_and_none_are_two_definitions(store: TileStore) -> None:
-    make(store, _one_value(0), blend_init=0)
-    with pytest.raises(ValidationError, match=r"blend_init: stored 0\.0, given None"):
-        make(store, _one_value(0))
 
 
 # What f may return.

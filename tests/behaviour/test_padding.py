@@ -150,7 +150,7 @@ class TestErrors:
         arg = source(torch.arange(4.0))
         t = built(lambda _ctx, r: r, 4, arg)
         assert t[0:4].tolist() == [0, 1, 2, 3]
-        with pytest.raises(RegionError, match=r"set args_padding \(padding in map and predict\) to "):
+        with pytest.raises(RegionError, match="args_padding"):
             t[4:8]
 
     @pytest.mark.parametrize("stored", [False, True])
@@ -167,7 +167,7 @@ class TestErrors:
             t[0:4]
             calls.clear()
         for cost in (t.plan, t.fill):
-            with pytest.raises(RegionError, match=r"reads pixels \[\d+, 44\) in dimension 0 .*args_padding"):
+            with pytest.raises(RegionError, match="args_padding"):
                 cost(sl[0:44])
         assert not calls
         assert t.plan(sl[0:40]).windows == (18 if stored else 21)

@@ -33,6 +33,8 @@ from infinite_tensor import (
     TileStore,
     ZarrTileStore,
 )
+
+# Inside: small regions are read in many blocks, and planned and filled in many steps.
 from infinite_tensor.engine import assemble
 from infinite_tensor.errors import DependantsRemainWarning
 from infinite_tensor.filling import FillPlan, FillReport, cutting, fill

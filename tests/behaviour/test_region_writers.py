@@ -22,6 +22,8 @@ from infinite_tensor import (
     from_image,
     sl,
 )
+
+# Inside: functions of this kind are made by the library alone.
 from infinite_tensor.support.functions import RegionWriter
 from tests.support.building import built
 from tests.support.reference import Index
@@ -128,7 +130,7 @@ def test_a_tensor_whose_pixels_are_not_those_of_one_window_is_made_of_windows(op
 @pytest.mark.parametrize("target", [torch.float64, "meta"])
 def test_its_tensor_is_not_moved(target: Any) -> None:
     t = tensor(Ramp())
-    with pytest.raises(ValidationError, match=r"cannot be moved from torch.float32 on cpu to .*: a ramp is no "):
+    with pytest.raises(ValidationError, match=r"torch.float32"):
         t.to(target)
     assert t.to(torch.float32) is t
     assert torch.equal(t[NEGATIVE], ramp((-7, -9), (17, 14)))

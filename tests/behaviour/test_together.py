@@ -12,7 +12,6 @@ import torch
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore, sl
 from tests.support.building import built
 from tests.support.counting import Counted
-from tests.support.held import watched
 from tests.support.together import fill_together, plan_together, read_together
 
 WINDOW = TensorWindow((4, 4))
@@ -68,31 +67,6 @@ def test_what_several_tensors_read_is_computed_once_whatever_the_caches_keep() -
 
 def check(found: list[list[torch.Tensor]], *regions: tuple[str, Any]) -> None:
     assert all(torch.equal(result, truth) for (result,), truth in zip(found, alone(*regions), strict=True))
-
-
-@pytest.mark.parametrize("order", [("source", "left"), ("left", "source")])
-def test_windows_that_wait_for_a_batch_run_once(monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]) -> None:
-    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 64)
-    fork = Fork(MemoryTileStore(cache_size_bytes=1))
-    counted = fork.functions[0]
-    source = built(lambda ctxs: [counted(ctx) for ctx in ctxs], WINDOW, store=MemoryTileStore(1), batch_size=5)
-    left = built(fork.functions[1], WINDOW, (source, HALO), store=MemoryTileStore(1))
-    named = {"source": source, "left": left}
-    found = read_together(*((named[name], sl[0:64, 0:4]) for name in order))
-    assert set(counted.counts.values()) == {1}
-    check(found, *((name, sl[0:64, 0:4]) for name in order))
-
-
-@pytest.mark.parametrize(("block_bytes", "most_rows"), [(256, 14), (2048, 30)])
-def test_a_large_read_takes_all_at_one_pace(monkeypatch: pytest.MonkeyPatch, block_bytes: int, most_rows: int) -> None:
-    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", block_bytes)
-    store, held = watched("source", tile_size=4)
-    fork = Fork(store)
-    parts = ("left", sl[0:256, 0:16]), ("right", sl[0:128, 0:8])
-    check(read_together(*fork.parts(*parts)), *parts)
-    assert set(fork.functions[0].counts.values()) == {1}
-    # All of it are 65 rows of windows.
-    assert held.most_rows <= most_rows
 
 
 def test_what_is_upstream_of_several_tensors_is_planned_and_filled_once(tmp_path: Path) -> None:

@@ -12,18 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import PersistentTensorDict, TensorDict
 
 from infinite_tensor import (
-    GridDataset,
     InfiniteTensor,
     MemoryTileStore,
-    PatchDataset,
     TensorBlob,
-    TensorGroup,
     TensorWindow,
     TileStore,
-    ZarrTileStore,
     sl,
 )
 from tests.support.building import built, store_of
@@ -89,42 +84,6 @@ def every_dtype(open_store: Callable[[Path], TileStore], path: Path) -> Iterator
             yield plane(store, str(dtype), dtype, blend=lambda a, b: torch.where(a == b, a, b))[0:9, 0:9]
 
 
-def arrays(_: Path) -> Iterator[Any]:
-    dtype = torch.float32
-    t = built(lambda _: torch.arange(4, device="cpu").to(dtype), 4, shape=(4,))
-    yield from (np.asarray(t), list(t), 3 in t)
-    dtype = torch.float64
-    yield t.to(dtype)[...]
-
-
-def group_in(store: TileStore) -> TensorGroup:
-    several = {"c": plane(store, "c", torch.int64), "d": plane(store, "d", torch.bool)}
-    return TensorGroup({"a": plane(store), "b": several})
-
-
-def groups(path: Path) -> Iterator[Any]:
-    with ZarrTileStore(path / "g.zarr", tile_size=8) as store:
-        group = group_in(store)
-        yield from (group[0:5, 0:5], group[-1, 3:0:-1], *group[[sl[0, 0:3], sl[3:5, 3:5]]])
-        group.fill(sl[0:5, 0:5], progress=False)
-        yield from group.coverage(sl[0:5, 0:5])["b"].values()
-        group.to("cpu").save(store, "g")
-        store.flush()
-        yield store.open_group("g")[0:5, 0:5]
-
-
-def exports(path: Path) -> Iterator[Any]:
-    group = group_in(MemoryTileStore())
-    group.save_tensordict(sl[0:30, 5], path / "memmap")
-    group.save_tensordict(sl[-3:30, 4:9], path / "memmap", overwrite=True)
-    written = TensorDict.load_memmap(path / "memmap")
-    forms: list[Any] = [written, PersistentTensorDict.from_dict(written, path / "h5")]
-    for opened in forms:
-        yield {key: TensorGroup.from_tensordict(opened)[key][...] for key in ("a", ("b", "c"), ("b", "d"))}
-        yield TensorGroup.from_tensordict(opened)[2:9]
-    yield TensorGroup.from_tensordict(group[0:5, 0:5])[1:3]
-
-
 def blobs(path: Path) -> Iterator[Any]:
     rows = torch.arange(30, dtype=torch.float32, device="cpu").reshape(10, 3)
     # Mapped, and compressed.
@@ -155,32 +114,15 @@ def blobs(path: Path) -> Iterator[Any]:
         TensorBlob.unlink(target)
 
 
-def datasets(_: Path) -> Iterator[Any]:
-    t, group = plane(MemoryTileStore()), group_in(MemoryTileStore())
-    sources: list[Any] = [t, group, {"x": t, "y": group}]
-    for source in sources:
-        dataset = PatchDataset(source, 4, sl[0:30, 0:30], length=5)
-        yield from (dataset[3], dataset.__getitems__([0, 4]))
-        yield GridDataset(source, 4, region=sl[0:8, 0:8])[2]
-
-
 USES: dict[str, Callable[[Path], Iterator[Any]]] = {
     **{f"reads and fills in {name}": partial(reads_and_fills, open_store) for name, open_store in STORES.items()},
     **{f"every dtype in {name}": partial(every_dtype, STORES[name]) for name in ("memory", "zarr")},
-    "arrays": arrays,
-    "groups": groups,
-    "exports": exports,
     "blobs": blobs,
-    "datasets": datasets,
 }
 
 
 def plain(found: Any) -> Any:
     """What was found, comparable: of tensors what they hold, of what, and where."""
-    if isinstance(found, TensorDict):
-        found = {"batch_size": tuple(found.batch_size), **found.to_dict()}
-    if isinstance(found, dict):
-        return {key: plain(each) for key, each in found.items()}
     if isinstance(found, list | tuple):
         return [plain(each) for each in found]
     if isinstance(found, torch.Tensor):

@@ -26,6 +26,8 @@ from torch.overrides import TorchFunctionMode
 import infinite_tensor
 import infinite_tensor_stores
 from infinite_tensor import TensorWindow, WeightedMean
+
+# Inside: the command line in this process, and all bits of weights.
 from infinite_tensor.cli.running import run
 from infinite_tensor.values.weights import KINDS, weights_over
 from tests.support.pictures import is_drawn

@@ -169,6 +169,7 @@ def labels_in(store: Path) -> torch.Tensor:
     return stored
 
 
+@pytest.mark.slow
 def test_a_part_is_segmented(tmp_path: Path) -> None:
     done = run("-c", TOLD, EXAMPLES, "--steps", 1, "--size", 1000, "--output", "part.png", cwd=tmp_path)
     # Four tiles of 768 x 768 pixels hold the part. Windows 3 to 5 from the top, 2 to 4 from the left touch these.

@@ -6,7 +6,6 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,7 @@ import torch
 
 import infinite_tensor
 from infinite_tensor import (
-    GridDataset,
-    HDF5TileStore,
-    InfiniteTensor,
-    MemoryTileStore,
-    PatchDataset,
-    TensorBlob,
-    TensorGroup,
-    TensorWindow,
     VirtualTensor,
-    ZarrTileStore,
-    sl,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -79,27 +68,6 @@ def documented(kind: type) -> set[str]:
     return {name for name in names if not name.startswith("_")} | FORMER
 
 
-def ones(_ctx: tuple[int, ...]) -> torch.Tensor:
-    return torch.ones(4, 4)
-
-
-def tensor() -> InfiniteTensor:
-    return InfiniteTensor((None, None), ones, TensorWindow((4, 4)))
-
-
-OBJECTS: dict[str, Callable[[Path], Any]] = {
-    "InfiniteTensor": lambda _path: tensor(),
-    "TensorGroup": lambda _path: TensorGroup({"t": tensor()}),
-    "TensorWindow": lambda _path: TensorWindow((4, 4)),
-    "MemoryTileStore": lambda _path: MemoryTileStore(),
-    "ZarrTileStore": lambda path: ZarrTileStore(path / "s"),
-    "HDF5TileStore": lambda path: HDF5TileStore(path / "s.h5"),
-    "TensorBlob": lambda path: TensorBlob.open(path / "b", "w", dtype=torch.float32, shape=(4,)),
-    "PatchDataset": lambda _path: PatchDataset(tensor(), 4, sl[0:8, 0:8]),
-    "GridDataset": lambda _path: GridDataset(tensor(), 4, region=sl[0:8, 0:8]),
-}
-
-
 def of_others(kind: type) -> set[str]:
     """The names that a class has from elsewhere; one that stands for a tensor has all of a tensor's."""
     others = [each for each in kind.__mro__ if not each.__module__.startswith(OURS)]
@@ -113,15 +81,6 @@ def test_a_class_has_the_public_names_of_the_reference(kind: type) -> None:
     listed_of = listed(CLASSES[kind]) or set()
     explained = set().union(*map(in_docstring, kind.__mro__))
     assert listed_of - {*dir(kind)} - explained == set()
-
-
-@pytest.mark.parametrize("name", OBJECTS)
-def test_an_object_has_the_public_names_of_the_reference(name: str, tmp_path: Path) -> None:
-    shown = OBJECTS[name](tmp_path)
-    kind = type(shown)
-    assert kind is getattr(infinite_tensor, name)
-    public = {each for each in dir(shown) if not each.startswith("_")}
-    assert public - documented(kind) - of_others(kind) == set()
 
 
 ERRORS = {name for name, value in vars(infinite_tensor.errors).items() if inspect.isclass(value)}
@@ -139,11 +98,6 @@ def test_a_name_in_the_table_leads_to_where_it_is_shown(name: str, page: str, an
     shown = anchor.rpartition(".")[0] if name in ERRORS else anchor
     heading = rf"## {name}" if name == anchor else rf"::: {re.escape(shown)}"
     assert re.search(rf"^{heading}$", REFERENCE[page], re.MULTILINE)
-
-
-def test_the_former_names_are_on_the_page_of_migration() -> None:
-    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
-    assert [name for name in FORMER if name not in page] == []
 
 
 # The list of them, with signatures, and pipelines that are made of nothing else.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+# Inside: the command line in this process.
 from infinite_tensor.cli.running import run
 from tests.support.interpreters import start
 

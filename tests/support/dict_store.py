@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import torch
 
 from infinite_tensor.tilestore import Damage, Garbage
+
+# Inside: documents with the right digest.
 from infinite_tensor.tilestore.documents import GROUP, name_of, sealed
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore, TensorInfo
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+# Inside: the server in this process.
 from infinite_tensor.views.server.app import Source, app_of
 from infinite_tensor.views.server.served import Settings
 

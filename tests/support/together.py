@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from infinite_tensor import InfiniteTensor
+
+# Inside: several tensors that are in no group.
 from infinite_tensor.engine import assemble
 from infinite_tensor.engine.chain import NodeHolder, node_of
 from infinite_tensor.filling import FillPlan, FillReport

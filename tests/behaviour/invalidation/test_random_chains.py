@@ -16,6 +16,8 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore
+
+# Inside: how windows are counted along a dimension.
 from infinite_tensor.geometry.window import followed
 from tests.behaviour.invalidation.model import Model
 from tests.support.dict_store import DictTileStore

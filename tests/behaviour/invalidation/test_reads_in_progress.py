@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TileStore, ZarrTileStore
+
+# Inside: a read of few pixels takes several steps.
 from infinite_tensor.engine import assemble
 from tests.behaviour.invalidation.chain import END, SMOOTH, TILE, Data, chain_on, fresh, smooth_over
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from infinite_tensor import MemoryTileStore, StoreError, TensorGroup, ValidationError, ZarrTileStore
+
+# Inside: a read that waits for nobody, as one within f of another thread.
 from infinite_tensor.support.interrupts import running_f
 from tests.behaviour.invalidation.chain import END, TILE, Data, chain_on, ground_on, smooth_over
 from tests.support.dict_store import DictTileStore
@@ -97,7 +99,7 @@ def test_what_cannot_be_stored_first_keeps_everything_as_it_is(data: Data) -> No
         before = dict(store.storage)
         store.full = True
         ground[END : 2 * END]
-        with pytest.raises(StoreError, match="No space left"):
+        with pytest.raises(StoreError, match="space"):
             ground.invalidate()
         store.full = False
         assert before.items() <= store.storage.items()
@@ -127,7 +129,7 @@ def test_a_closed_store_of_a_dependant_is_refused(data: Data, tmp_path: Path) ->
     ground = ground_on(data, MemoryTileStore())
     top = smooth_over(data, "top", ground, store)
     store.close()
-    with pytest.raises(StoreError, match="is closed; open it again"):
+    with pytest.raises(StoreError, match="closed"):
         ground.invalidate()
     assert top.tile_store is store
 
@@ -138,7 +140,7 @@ def test_a_closed_store_is_refused_in_memory_too(data: Data, region: int | None)
     ground = ground_on(data, store)
     store.close()
     for each in (ground, TensorGroup({"ground": ground})):
-        with pytest.raises(StoreError, match="is closed; open it again"):
+        with pytest.raises(StoreError, match="closed"):
             each.invalidate(region)
 
 
@@ -161,5 +163,5 @@ def test_a_backend_of_the_eight_methods_says_what_it_lacks(data: Data) -> None:
 
     with Plain({}) as store:
         ground = ground_on(data, store)
-        with pytest.raises(NotImplementedError, match="does not implement _delete_tiles"):
+        with pytest.raises(NotImplementedError, match="_delete_tiles"):
             ground.invalidate(0)
