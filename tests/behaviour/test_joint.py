@@ -86,12 +86,12 @@ def test_a_batch_may_be_a_list_of_dicts_or_a_dict_of_batches(form: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
-        (lambda d: d["rgb"], ValidationError, "must return a dict with the keys 'rgb', .*got Tensor"),
-        (lambda d: {"rgb": d["rgb"]}, ValidationError, r"\('biome', 'mask'\) is missing, \('biome', 'code'\) is"),
-        (lambda d: d | {"more": 1}, ValidationError, "'more' is not an output"),
-        (lambda d: d | {"rgb": d["rgb"][0]}, ShapeMismatchError, r"for 'rgb' shape \(6, 6\)"),
-        (lambda d: d | {"rgb": d["rgb"].double()}, DtypeMismatchError, "for 'rgb' torch.float64"),
-        (lambda d: d | {"rgb": 3}, ValidationError, "torch.Tensor for 'rgb', got int"),
+        (lambda d: d["rgb"], ValidationError, "return"),
+        (lambda d: {"rgb": d["rgb"]}, ValidationError, "missing"),
+        (lambda d: d | {"more": 1}, ValidationError, "'more'"),
+        (lambda d: d | {"rgb": d["rgb"][0]}, ShapeMismatchError, "'rgb'"),
+        (lambda d: d | {"rgb": d["rgb"].double()}, DtypeMismatchError, r"torch.float64"),
+        (lambda d: d | {"rgb": 3}, ValidationError, r"torch.Tensor"),
     ],
 )
 def test_what_f_returns_is_checked(wrong: Callable[[Any], Any], error: type[Exception], said: str) -> None:
@@ -106,17 +106,14 @@ def test_what_f_returns_is_checked(wrong: Callable[[Any], Any], error: type[Exce
 @pytest.mark.parametrize(
     ("outputs", "said"),
     [
-        ({}, "at least one Output"),
-        ([RGB], "must be a dict of Output"),
-        ({"a": 1}, "'a' must be an Output, got 1"),
-        ({1: MASK}, "must be non-empty str, got 1"),
-        ({"a": Output((None,), "int8", TensorWindow((4, 4)))}, "output 'a': output_window has 2 dimensions"),
-        ({"a": Output((None, 0), "int8", TensorWindow((4, 4)))}, "output 'a': shape must contain positive ints"),
-        (
-            {"rgb": Output((3, None, None), "int8", TensorWindow((3, 4, 4))), "mask": MASK},
-            "'mask' has no dimension for entry",
-        ),
-        ({"a": {"b": MASK}, "a/b": MASK}, "use keys without slashes"),
+        ({}, "Output"),
+        ([RGB], "Output"),
+        ({"a": 1}, "Output"),
+        ({1: MASK}, "non-empty"),
+        ({"a": Output((None,), "int8", TensorWindow((4, 4)))}, "output_window"),
+        ({"a": Output((None, 0), "int8", TensorWindow((4, 4)))}, "contain"),
+        ({"rgb": Output((3, None, None), "int8", TensorWindow((3, 4, 4))), "mask": MASK}, "dimension"),
+        ({"a": {"b": MASK}, "a/b": MASK}, "without"),
     ],
 )
 def test_outputs_that_do_not_fit_are_refused(outputs: Any, said: str) -> None:

@@ -231,15 +231,15 @@ def test_a_function_that_does_not_return_what_it_must_is_told_at_once(f: Any) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("median", 3), "one of 'argmax', 'softmax', 'sigmoid', or a callable"),
-        ((None, 3), "or a callable, got None"),
-        (("argmax", 0), "in_channels must be a positive int, got 0"),
-        (("argmax", 2.5), "in_channels must be a positive int, got 2.5"),
-        (("argmax", 3, 1), "out_channels is only for callables, got 1 for 'argmax'"),
-        ((second, 3, 0), "out_channels must be a positive int, got 0"),
-        (("softmax", 3, None, torch.int32), "'softmax' reduces real floating values, got dtype=torch.int32"),
-        (("argmax", 3, None, torch.complex64), "'argmax' reduces real values, got dtype=torch.complex64"),
-        (("argmax", 3, None, "float8"), "unknown dtype 'float8'"),
+        (("median", 3), "'softmax'"),
+        ((None, 3), "callable"),
+        (("argmax", 0), "in_channels"),
+        (("argmax", 2.5), "in_channels"),
+        (("argmax", 3, 1), "out_channels"),
+        ((second, 3, 0), "out_channels"),
+        (("softmax", 3, None, torch.int32), r"dtype=torch.int32"),
+        (("argmax", 3, None, torch.complex64), r"dtype=torch.complex64"),
+        (("argmax", 3, None, "float8"), "'float8'"),
     ],
 )
 def test_a_reduction_that_there_is_not_is_refused(arguments: tuple[Any, ...], message: str) -> None:
@@ -250,11 +250,11 @@ def test_a_reduction_that_there_is_not_is_refused(arguments: tuple[Any, ...], me
 @pytest.mark.parametrize(
     ("dtype", "reduce", "message"),
     [
-        ("uint8", "argmax", "reduce must be a Reduction or None, got 'argmax'; give"),
-        ("uint8", Reduction("argmax", 300), r"integer dtype for 0 to 299, got torch.uint8; declare .*int16"),
-        ("float32", ARGMAX, "integer dtype for 0 to 4, got torch.float32"),
-        ("uint8", Reduction("softmax", CHANNELS), "needs a floating-point dtype, got torch.uint8"),
-        ("float32", Reduction("softmax", CHANNELS), "a reduction to 5 values per pixel needs 5 .*got shape"),
+        ("uint8", "argmax", "Reduction"),
+        ("uint8", Reduction("argmax", 300), r"torch.uint8"),
+        ("float32", ARGMAX, r"torch.float32"),
+        ("uint8", Reduction("softmax", CHANNELS), r"torch.uint8"),
+        ("float32", Reduction("softmax", CHANNELS), "reduction"),
     ],
 )
 def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce: Any, message: str) -> None:
