@@ -56,6 +56,7 @@ def test_the_loop_stores_the_labels_of_predict(tmp_path: Path) -> None:
     for subject in ("ours", "loop"):
         assert measured(subject, case, tmp_path / subject)["windows"] == len(case.corners)
         labels[subject] = np.load(tmp_path / subject / "labels.npy")
+    assert len(np.unique(labels["ours"])) > 1
     check_labels(case, labels["ours"], labels["loop"], "the loop")
     with pytest.raises(RuntimeError, match="other labels"):
         check_labels(case, labels["ours"], labels["loop"] + 1, "the loop")

@@ -16,7 +16,7 @@ import pytest
 from infinite_tensor import HDF5TileStore, InfiniteTensor, StoreError, ZarrTileStore
 from tests.support.building import halves
 
-GONE, REMADE, VANISHED = "is gone", "recreated elsewhere", "vanished"
+GONE, REMADE, VANISHED = "is gone", "recreated elsewhere", "since it was opened"
 _numbers = itertools.count()
 
 
@@ -81,6 +81,14 @@ def test_it_is_no_store_full_of_missing_tiles_and_nothing_is_written_into_it(pla
         with pytest.raises(StoreError, match=GONE):
             store.flush()
     assert t[0:16:4].tolist() == [0, 1, 2, 3], "what is in memory is served all the same"
+    store.clear_tensor("t")
+    store.close()
+    assert place.keys() == []
+
+
+def test_nothing_can_be_told_of_it(place: Place) -> None:
+    store, _ = place.filled()
+    place.delete()
     questions: list[Callable[[], object]] = [
         store.tensor_ids,
         lambda: store.tensor_info("t"),
@@ -92,8 +100,6 @@ def test_it_is_no_store_full_of_missing_tiles_and_nothing_is_written_into_it(pla
     for question in questions:
         with pytest.raises(StoreError, match=VANISHED):
             question()
-    store.clear_tensor("t")
-    store.close()
     assert place.keys() == []
 
 
