@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,10 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.writer import Writer
 from tests.support.building import line, ones
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
-from tests.support.interpreters import run
+from tests.support.reference import Index
 
 OVERLAP = TensorWindow((4,), stride=2)
 
@@ -93,17 +89,6 @@ def test_an_abandoned_stream_leaves_everything_usable(tmp_path: Path) -> None:
     assert t[0:40].unique().tolist() == [2]
 
 
-class Recorder:
-    """Stores jobs of a Writer in a dict."""
-
-    def __init__(self) -> None:
-        self.written: dict[str, torch.Tensor] = {}
-
-    def write(self, jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
-        self.written |= jobs
-        return []
-
-
 def test_a_read_never_shows_a_tile_that_another_read_has_dropped(tmp_path: Path) -> None:
     store, fails = ZarrTileStore(tmp_path, tile_size=16), False
 
@@ -128,36 +113,6 @@ def test_a_read_never_shows_a_tile_that_another_read_has_dropped(tmp_path: Path)
     with pytest.raises(StoreError, match="dropped while it was being read"):
         t[0:6]
     assert t[0:6].tolist() == [2] * 6
-
-
-def test_a_flush_is_no_success_because_another_thread_was_told_of_the_failure() -> None:
-    def fails(_jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
-        return [StoreError("no space")]
-
-    recorder = Recorder()
-    writer: Writer[str, torch.Tensor] = Writer()
-    writer.submit({"a": torch.ones(1)}, fails)
-    writer.drain()
-    assert str(writer.failure()) == str(writer.unstored()) == "no space"
-    assert writer.failure() is None
-    assert str(writer.unstored()) == "no space"
-    writer.retry(recorder.write)
-    writer.drain()
-    assert writer.unstored() is None
-
-
-def test_a_backend_that_ends_its_thread_does_not_leave_anybody_waiting() -> None:
-    def ends(_jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
-        raise SystemExit
-
-    recorder = Recorder()
-    writer: Writer[str, torch.Tensor] = Writer()
-    writer.submit({"a": torch.ones(1)}, ends)
-    writer.drain()
-    assert isinstance(writer.failure(), StoreError)
-    writer.retry(recorder.write)
-    writer.drain()
-    assert list(recorder.written) == ["a"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -297,30 +252,3 @@ def test_an_error_of_f_has_no_such_note() -> None:
     with pytest.raises(ArithmeticError) as caught:
         t.fill(REGION, progress=False)
     assert not any("was interrupted" in note for note in caught.value.__notes__)
-
-
-SCRIPT = """
-import signal, sys
-import torch
-from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, sl
-calls = 0
-def f(ctx):
-    global calls
-    calls += 1
-    if calls == int(sys.argv[2]):
-        signal.raise_signal(signal.SIGINT)
-    return torch.ones(4)
-with ZarrTileStore(sys.argv[1], tile_size=8) as store:
-    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
-    t.fill(sl[0:64])
-    print(calls)
-"""
-
-
-def test_the_user_reads_it_below_the_traceback_and_runs_the_script_again(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), "6"]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert first.returncode == -signal.SIGINT
-    assert "call fill again with the same region." in first.stderr.splitlines()[-1]
-    second = run("-c", SCRIPT, tmp_path / "store", 0)
-    assert (second.returncode, second.stdout) == (0, "11\n")

@@ -98,49 +98,160 @@ def test_a_store_that_is_only_read_leaves_nothing(place: Place) -> None:
 def test_what_others_put_there_before_the_first_write_is_left_alone(folder: Folder) -> None:
     with folder.open() as store:
         folder.put("thesis.txt")
-        with pytest.raises(StoreError, match=r"other data: 'thesis\.txt'"):
+        with pytest.raises(StoreError, match="thesis"):
             overlapping(store)
     assert folder.files() == {"thesis.txt": PHOTOGRAPH}
 
 
-# No root document.
+# What is refused, and left as it is: a table of what lies there, the modes, and a word of the error.
 
-STRANGERS = {
-    "thesis.txt": "thesis.txt",
-    "photographs/2024/sea.jpg": "photographs",
-    ".zgroup": ".zgroup",
-    "c/0/0": "c",
-    "t-shirts/blue.jpg": "t-shirts/blue.jpg",
-    "g-force/1.csv": "g-force/1.csv",
-    f"t-x/tiles-{INCARNATION[:-1]}/0": f"t-x/tiles-{INCARNATION[:-1]}",
-    f"t-x/logs-{INCARNATION}/0": f"t-x/logs-{INCARNATION}",
+ALL: list[Any] = ["a", "r+", "r", "w", "w-"]
+EMPTY, ABOVE, AWAY = "choose an empty folder", "open the store in the folder above", "move it away"
+PHOTOGRAPHS = ("sea.jpg", "holiday/sea.jpg", "t-shirts/blue.jpg", f"t-shirts/tiles-{INCARNATION}/red.jpg", "g-force/1")
+
+
+def document(kind: str = "group", **attributes: Any) -> bytes:
+    return json.dumps({"zarr_format": 3, "node_type": kind, "attributes": attributes}).encode()
+
+
+def files(*keys: str, data: bytes = PHOTOGRAPH) -> Callable[[Place], object]:
+    return lambda place: place.put(*keys, data=data)
+
+
+def store_with(*changes: Callable[[Place], object]) -> Callable[[Place], object]:
+    def prepare(place: Place) -> None:
+        filled(place.open())
+        for change in changes:
+            change(place)
+
+    return prepare
+
+
+def without_root(place: Place) -> None:
+    place.delete("zarr.json")
+
+
+def tensors_that_hold_a_file(place: Place) -> None:
+    with place.open() as store:
+        for name in ("a", "t", "z"):
+            overlapping(store, tensor_id=name)[0:9, 0:9]
+    place.put("t-t/notes.txt")
+
+
+def their_group(place: Place) -> None:
+    """A Zarr group of somebody else, with members, some of which are named as ours are."""
+    theirs = zarr.create_group(place.target, attributes={"instrument": "S-1", "gain": [1, 2.5, float("inf")]})
+    theirs.create_array("raw", shape=(4,), chunks=(2,), dtype="f4")[:] = 7
+    theirs.create_group("t-2024", attributes={"year": 2024}).create_array("raw", shape=(4,), dtype="f4")[:] = 8
+    theirs.create_group("g-empty", attributes={"year": 2025})
+
+
+def their_array(place: Place) -> None:
+    zarr.create_array(place.target, shape=(4,), chunks=(2,), dtype="f4")[:] = 7
+
+
+def root_of_its_tensor(place: Place) -> None:
+    place.put("zarr.json", data=place.files()["t-t/zarr.json"])
+
+
+# What lies there, where a store is opened within it, the modes, and the word.
+REFUSED: dict[str, tuple[Callable[[Any], object], str, list[Any], str]] = {
+    **{
+        key: (files(key), "", ["a", "w"], f"'{re.escape(named)}'; {EMPTY}")
+        for key, named in {
+            "thesis.txt": "thesis.txt",
+            "photographs/2024/sea.jpg": "photographs",
+            ".zgroup": ".zgroup",
+            "c/0/0": "c",
+            "t-shirts/blue.jpg": "t-shirts/blue.jpg",
+            "g-force/1.csv": "g-force/1.csv",
+            f"t-x/tiles-{INCARNATION[:-1]}/0": f"t-x/tiles-{INCARNATION[:-1]}",
+            f"t-x/logs-{INCARNATION}/0": f"t-x/logs-{INCARNATION}",
+            "t-notes": "t-notes",
+        }.items()
+    },
+    "many files": (files(*(f"{number}.jpg" for number in range(100))), "", ["a"], r"('\d+.jpg'(, )?){3}; choose"),
+    "photographs": (files(*PHOTOGRAPHS), "", ["r", "r+", "w-"], "an empty folder"),
+    "a tensor that is no more": (files(f"t-x/tiles-{INCARNATION}/zarr.json"), "", ["w-"], "exists already"),
+    "their t-2024": (files("t-2024/zarr.json", data=document(year=2024)), "", ["a"], EMPTY),
+    "their g-2024": (files("g-2024/zarr.json", data=document(year=2024)), "", ["a"], EMPTY),
+    "their group": (their_group, "", ALL, "such as '.*/tensors'"),
+    "their array": (their_array, "", ALL, "choose another path"),
+    "their root": (files("zarr.json", data=document(infinite_tensor="my notes")), "", ["a"], AWAY),
+    "their file in the place of a root": (files("zarr.json/photo.tif"), "", ["a"], AWAY),
+    "a root that lost its mark": (store_with(files("zarr.json", data=document())), "", ["a"], AWAY),
+    "a root that is the document of a tensor": (store_with(root_of_its_tensor), "", ["a"], AWAY),
+    "a store without a root, and a file": (store_with(without_root, files("sea.jpg")), "", ["a", "w"], EMPTY),
+    "a file in a tensor": (tensors_that_hold_a_file, "", ["w"], "'t-t/notes.txt' of another program"),
+    "the folder of a tensor": (store_with(), "t-t", ["a", "r+", "r", "w"], ABOVE),
+    "the folder of a group": (store_with(), "g-group", ["a", "r+", "r", "w"], ABOVE),
+    **{
+        f"a store around {inside}": (store_with(), inside, ["a", "w", "w-"], "inside the store")
+        for inside in ("t", "t-t/more", f"t-t/tiles-{INCARNATION}/c/0", "g-new")
+    },
 }
+LOCAL = ("t-notes", "their group", "their array", "their file in", "a store around")
 
 
-@pytest.mark.parametrize("mode", ["a", "w"])
-@pytest.mark.parametrize("key", STRANGERS)
-def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(place: Place, key: str, mode: Any) -> None:
-    place.put(key)
-    with pytest.raises(StoreError, match="there is no store, but other data") as refused:
-        place.open(mode)
-    assert f"{STRANGERS[key]!r}; choose an empty folder" in str(refused.value)
-    assert place.files() == {key: PHOTOGRAPH}
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_and_left_as_it_is(name: str, place: Place) -> None:
+    prepare, inside, modes, word = REFUSED[name]
+    if name.startswith(LOCAL) and not isinstance(place, Folder):
+        pytest.skip("of folders")
+    prepare(place)
+    before = place.files()
+    for mode in modes:
+        with pytest.raises(StoreError, match=word) as refused:
+            ZarrTileStore(f"{place.target}/{inside}".rstrip("/"), mode=mode)
+        assert "delete it" not in str(refused.value)
+        assert place.files() == before
 
 
-def test_a_file_with_a_name_of_ours_is_no_tensor(folder: Folder) -> None:
-    folder.put("t-notes")
-    with pytest.raises(StoreError, match="'t-notes'; choose an empty folder"):
-        folder.open()
-    assert folder.files() == {"t-notes": PHOTOGRAPH}
+@pytest.mark.parametrize("mode", ALL)
+@pytest.mark.parametrize("kind", ["a file", "a broken link"])
+def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: Any, tmp_path: Path) -> None:
+    path = tmp_path / "photo.tif"
+    if kind == "a file":
+        path.write_bytes(b"pixels")
+    else:
+        path.symlink_to(tmp_path / "gone")
+    with pytest.raises(StoreError, match=f"there is {kind}"):
+        ZarrTileStore(path, mode=mode)
+    assert path.is_symlink() or path.read_bytes() == b"pixels"
 
 
-@pytest.mark.parametrize("name", ["t-2024", "g-2024"])
-def test_a_zarr_group_of_somebody_else_with_a_name_of_ours_is_no_tensor(place: Place, name: str) -> None:
-    theirs = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"year": 2024}}).encode()
-    place.put(f"{name}/zarr.json", data=theirs)
-    with pytest.raises(StoreError, match=f"'{name}/zarr.json'; choose an empty folder"):
-        place.open()
-    assert place.files() == {f"{name}/zarr.json": theirs}
+def test_a_store_lies_in_a_folder_of_its_own_within_a_group_of_somebody_else(folder: Folder) -> None:
+    their_group(folder)
+    before = folder.files()
+    filled(ZarrTileStore(f"{folder.target}/tensors", tile_size=8))
+    assert folder.files().items() >= before.items()
+    assert dict(zarr.open_group(folder.path, mode="r")["t-2024"].attrs) == {"year": 2024}
+
+
+def test_zarr_nodes_of_somebody_else_are_no_tensors_and_no_groups(place: Place) -> None:
+    filled(place.open())
+    place.put("t-mine/zarr.json", data=document("array", shape=[]))
+    place.put("t-mine/c", data=b"1234")
+    place.put("g-mine/zarr.json", data=document())
+    before = place.files()
+    with place.open() as store:
+        assert store.tensor_ids() == ["t"]
+        assert store.group_ids() == ["group"]
+        uses: list[Callable[[], object]] = [
+            lambda: overlapping(store, tensor_id="mine"),
+            lambda: store.open("mine"),
+            lambda: store.verify("mine", repair=True),
+            lambda: store.clear_tensor("mine"),
+            lambda: TensorGroup({"all": store.open("t")}).save(store, "mine"),
+            lambda: store.clear_group("mine"),
+        ]
+        for use in uses:
+            with pytest.raises(StoreError, match="belongs to another program"):
+                use()
+    assert place.files() == before
+
+
+# What is opened, or emptied.
 
 
 @pytest.mark.parametrize("mode", ["a", "w", "w-"])
@@ -153,17 +264,12 @@ def test_what_systems_and_killed_writers_leave_is_in_nobodys_way(place: Place, m
     assert place.files().keys() >= {"zarr.json", *left}
 
 
-@pytest.mark.parametrize("key", ["thesis.txt", f"t-x/tiles-{INCARNATION}/zarr.json"])
-def test_mode_w_minus_creates_only_where_nothing_is(place: Place, key: str) -> None:
-    place.put(key)
-    with pytest.raises(StoreError, match="the target exists already"):
-        place.open("w-")
-    assert place.files() == {key: PHOTOGRAPH}
-
-
-def test_a_store_whose_root_was_deleted_is_found_again(place: Place) -> None:
+@pytest.mark.parametrize("root", [None, document(), b"of its tensor"])
+def test_a_store_whose_root_is_deleted_is_found_again(place: Place, root: bytes | None) -> None:
     expected = filled(place.open())
     before = place.files()
+    if root is not None:
+        place.put("zarr.json", data=before["t-t/zarr.json"] if root == b"of its tensor" else root)
     place.delete("zarr.json")
     with place.open() as store:
         assert store.tensor_ids() == ["t"]
@@ -172,221 +278,53 @@ def test_a_store_whose_root_was_deleted_is_found_again(place: Place) -> None:
     assert place.files() == before
 
 
-def test_mode_w_empties_a_store_whose_root_was_deleted(place: Place) -> None:
-    filled(place.open())
-    place.delete("zarr.json")
-    with place.open("w") as store:
-        assert store.tensor_ids() == []
-    assert place.files().keys() == {"zarr.json"}
-
-
-@pytest.mark.parametrize("mode", ["a", "w"])
-def test_a_store_whose_root_was_deleted_is_refused_where_something_else_has_moved_in(place: Place, mode: Any) -> None:
-    filled(place.open())
-    place.delete("zarr.json")
-    place.put("sea.jpg")
-    before = place.files()
-    with pytest.raises(StoreError, match=r"'sea.jpg'; choose an empty folder"):
-        place.open(mode)
-    assert place.files() == before
-
-
-def test_of_many_strangers_some_are_named(folder: Folder) -> None:
-    folder.put(*(f"{number}.jpg" for number in range(100)))
-    with pytest.raises(StoreError, match=r"but other data: '\d+.jpg', '\d+.jpg', '\d+.jpg'; choose"):
-        folder.open()
-
-
-# Folders of other stores.
-
-CREATING = ["a", "w", "w-"]
-
-
-@pytest.mark.parametrize("mode", CREATING)
-@pytest.mark.parametrize("inside", ["t", "t-t/more", f"t-t/tiles-{INCARNATION}/c/0", "g-new"])
-def test_no_store_is_created_in_another_one(folder: Folder, inside: str, mode: Any) -> None:
-    filled(folder.open())
-    before = folder.files()
-    with pytest.raises(StoreError, match=re.escape(f"the folder is inside the store {str(folder.path)!r}; open this")):
-        ZarrTileStore(folder.path / inside, mode=mode)
-    assert folder.files() == before
-
-
-def test_a_store_is_created_beside_another_one(folder: Folder, tmp_path: Path) -> None:
+def test_a_store_is_created_beside_another_one_and_opened_in_it(folder: Folder, tmp_path: Path) -> None:
     filled(folder.open())
     for name in ("t-other", "s.zarr/beside/other", "s.zarr/t-t/../../other"):
-        ZarrTileStore(tmp_path / name).close()
-
-
-def test_a_store_that_lies_in_another_one_already_opens(folder: Folder, tmp_path: Path) -> None:
-    filled(folder.open())
-    inner = folder.path / "t"
-    ZarrTileStore(tmp_path / "elsewhere", mode="w").close()
-    (tmp_path / "elsewhere").rename(inner)
+        ZarrTileStore(tmp_path / name, mode="w").close()
+    (tmp_path / "t-other").rename(folder.path / "t")
     for mode in MODES:
-        ZarrTileStore(inner, mode=mode).close()
+        ZarrTileStore(folder.path / "t", mode=mode).close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("name", "told"), [("t-t", "tensor 't'"), ("g-group", "group 'group'")])
-def test_what_lies_in_a_store_is_none(place: Place, name: str, told: str, mode: Any) -> None:
-    filled(place.open())
-    before = place.files()
-    with pytest.raises(
-        StoreError, match=f"this is the folder of {told}, not a store; open the store in the folder above"
-    ):
-        ZarrTileStore(f"{place.target}/{name}", mode=mode)
-    assert place.files() == before
-
-
-# A root document of ours.
-
-PHOTOGRAPHS = ("sea.jpg", "holiday/sea.jpg", "t-shirts/blue.jpg", f"t-shirts/tiles-{INCARNATION}/red.jpg", "g-force/1")
-
-
-def test_a_store_opens_whatever_lies_beside_it(place: Place) -> None:
+def test_a_store_opens_and_is_swept_whatever_lies_beside_it(place: Place) -> None:
     expected = filled(place.open())
-    place.put(*PHOTOGRAPHS)
+    temporary = f"zarr.{uuid.uuid4().hex}.partial"
+    place.put(*PHOTOGRAPHS, f"holiday/{temporary}", f"t-shirts/{temporary}", f"sea.{uuid.uuid4().hex}.partial")
+    before = place.files()
     for mode in ("a", "r+", "r"):
         with place.open(mode) as store:
             assert store.tensor_ids() == ["t"]
             assert store.group_ids() == ["group"]
             assert torch.equal(store.open("t")[0:9, 0:9], expected)
+            assert mode == "r" or store.gc() == Garbage(0, 0)
+    assert place.files() == before
 
 
-def test_mode_w_deletes_what_is_ours_and_no_photograph(place: Place) -> None:
+@pytest.mark.parametrize("how", ["as it is", "by a user", "without a root", "through a link"])
+def test_mode_w_deletes_what_is_ours_and_no_photograph(place: Place, how: str, tmp_path: Path) -> None:
     filled(place.open())
-    place.put(*PHOTOGRAPHS)
-    with place.open("w") as store:
+    target = place.target
+    attributes: dict[str, Any] = {"infinite_tensor": MARK}
+    if how == "without a root":
+        place.delete("zarr.json")
+    else:
+        place.put(*PHOTOGRAPHS)
+    if how == "by a user":
+        attributes["by"] = "me"
+        place.put("zarr.json", data=json.dumps({**place.root(), "attributes": attributes}).encode())
+    if how == "through a link" and isinstance(place, Folder):
+        (tmp_path / "link.zarr").symlink_to(place.path)
+        target = str(tmp_path / "link.zarr")
+    with ZarrTileStore(target, mode="w") as store:
         assert store.tensor_ids() == []
         assert store.group_ids() == []
-    assert place.files().keys() == {"zarr.json", *PHOTOGRAPHS}
+    assert place.files().keys() == {"zarr.json", *(() if how == "without a root" else PHOTOGRAPHS)}
+    assert place.root()["attributes"] == attributes
     filled(place.open())
-
-
-def test_mode_w_keeps_what_users_have_written_into_the_root_document(place: Place) -> None:
-    filled(place.open())
-    place.put(
-        "zarr.json", data=json.dumps({**place.root(), "attributes": {"infinite_tensor": MARK, "by": "me"}}).encode()
-    )
-    place.open("w").close()
-    assert place.root()["attributes"] == {"infinite_tensor": MARK, "by": "me"}
-
-
-def test_mode_w_refuses_before_it_deletes_where_a_file_lies_in_the_folder_of_a_tensor(place: Place) -> None:
-    with place.open() as store:
-        for name in ("a", "t", "z"):
-            overlapping(store, tensor_id=name)[0:9, 0:9]
-    place.put("t-t/notes.txt")
-    before = place.files()
-    with pytest.raises(StoreError, match=r"mode 'w' would delete 't-t/notes.txt' of another program in 't-t'; move it"):
-        place.open("w")
-    assert place.files() == before
-
-
-def test_gc_leaves_alone_what_is_not_ours(place: Place) -> None:
-    filled(place.open())
-    temporary = f"zarr.{uuid.uuid4().hex}.partial"
-    place.put(*PHOTOGRAPHS, f"holiday/{temporary}", f"t-shirts/{temporary}", f"sea.{uuid.uuid4().hex}.partial")
-    before = place.files()
-    with place.open() as store:
-        assert store.gc() == Garbage(0, 0)
-    assert place.files() == before
-
-
-def test_zarr_nodes_of_somebody_else_are_no_tensors_and_no_groups(place: Place) -> None:
-    filled(place.open())
-    place.put("t-mine/zarr.json", data=json.dumps({"zarr_format": 3, "node_type": "array", "shape": []}).encode())
-    place.put("t-mine/c", data=b"1234")
-    place.put("g-mine/zarr.json", data=json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode())
-    before = place.files()
-    with place.open() as store:
-        assert store.tensor_ids() == ["t"]
-        assert store.group_ids() == ["group"]
-        uses: list[Callable[[], object]] = [
-            lambda: overlapping(store, tensor_id="mine"),
-            lambda: store.open("mine"),
-            lambda: store.verify("mine", repair=True),
-            lambda: store.clear_tensor("mine"),
-        ]
-        for use in uses:
-            with pytest.raises(StoreError, match=r"'t-mine/zarr.json' belongs to another program"):
-                use()
-        group = TensorGroup({"all": store.open("t")})
-        with pytest.raises(StoreError, match=r"'g-mine/zarr.json' belongs to another program, .*give another id"):
-            group.save(store, "mine")
-        with pytest.raises(StoreError, match=r"'g-mine/zarr.json' belongs to another program, .*give another id"):
-            store.clear_group("mine")
-    assert place.files() == before
-
-
-# A root document of somebody else.
-
-
-@pytest.fixture
-def guest(folder: Folder) -> Folder:
-    """A Zarr group of somebody else, with members, some of which are named as ours are."""
-    theirs = zarr.create_group(folder.path, attributes={"instrument": "S-1", "gain": [1, 2.5, float("inf")]})
-    theirs.create_array("raw", shape=(4,), chunks=(2,), dtype="f4")[:] = 7
-    theirs.create_group("t-2024", attributes={"year": 2024}).create_array("raw", shape=(4,), dtype="f4")[:] = 8
-    theirs.create_group("g-empty", attributes={"year": 2025})
-    return folder
-
-
-@pytest.mark.parametrize("mode", ["a", "r+", "r", "w", "w-"])
-def test_a_zarr_group_of_somebody_else_is_refused_and_a_folder_inside_is_free(guest: Folder, mode: Any) -> None:
-    before, inside = guest.files(), f"{guest.target}/tensors"
-    with pytest.raises(StoreError, match=f"no store, but a Zarr group of another program; .* such as '{inside}'"):
-        guest.open(mode)
-    assert guest.files() == before
-    filled(ZarrTileStore(inside, tile_size=8))
-    assert guest.files().items() >= before.items()
-    assert dict(zarr.open_group(guest.path, mode="r")["t-2024"].attrs) == {"year": 2024}
-
-
-def test_a_root_that_lost_its_mark_is_damaged(place: Place) -> None:
-    expected = filled(place.open())
-    place.put("zarr.json", data=json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode())
-    with pytest.raises(StoreError, match=r"is damaged \(it contains no version of the store\)\. .* or move it away"):
-        place.open()
-    place.delete("zarr.json")
-    with place.open() as store:
-        assert torch.equal(store.open("t")[0:9, 0:9], expected)
-
-
-@pytest.mark.parametrize("mode", ["a", "r+", "r", "w", "w-"])
-def test_a_zarr_array_of_somebody_else_is_refused(folder: Folder, mode: Any) -> None:
-    zarr.create_array(folder.path, shape=(4,), chunks=(2,), dtype="f4")[:] = 7
-    before = folder.files()
-    with pytest.raises(StoreError, match=r"must be a store, but there is a Zarr array; choose another path$"):
-        folder.open(mode)
-    assert folder.files() == before
-
-
-def test_a_root_that_holds_the_document_of_its_tensor_is_damaged(place: Place) -> None:
-    expected = filled(place.open())
-    place.put("zarr.json", data=place.files()["t-t/zarr.json"])
-    with pytest.raises(
-        StoreError, match=r"is damaged \(the definition belongs to tensor 't'\)\. .* move it away, and open the store"
-    ):
-        place.open()
-    place.delete("zarr.json")
-    with place.open() as store:
-        assert torch.equal(store.open("t")[0:9, 0:9], expected)
 
 
 # Symbolic links.
-
-
-def test_mode_w_works_through_a_symbolic_link(folder: Folder, tmp_path: Path) -> None:
-    filled(folder.open())
-    folder.put(*PHOTOGRAPHS)
-    link = tmp_path / "link.zarr"
-    link.symlink_to(folder.path)
-    with ZarrTileStore(link, mode="w") as store:
-        assert store.tensor_ids() == []
-    assert link.is_symlink()
-    assert folder.files().keys() == {"zarr.json", *PHOTOGRAPHS}
 
 
 @pytest.mark.parametrize("use", ["w", "clear", "gc"])
@@ -510,38 +448,6 @@ def test_what_lies_behind_a_link_within_the_store_or_to_all_of_it_is_deleted(fol
         assert store.gc() == Garbage(1, len(PHOTOGRAPH))
         overlapping(store).invalidate((slice(0, 9), slice(0, 9)))
     assert not list(folder.path.glob("large/c/*/*"))
-
-
-@pytest.mark.parametrize("mode", ["a", "r", "r+", "w", "w-"])
-@pytest.mark.parametrize("kind", ["a file", "a broken link"])
-def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: Any, tmp_path: Path) -> None:
-    path = tmp_path / "photo.tif"
-    if kind == "a file":
-        path.write_bytes(b"pixels")
-    else:
-        path.symlink_to(tmp_path / "gone")
-    with pytest.raises(StoreError, match=f"there is {kind}, but a Zarr store is a folder"):
-        ZarrTileStore(path, mode=mode)
-    assert path.is_symlink() or path.read_bytes() == b"pixels"
-
-
-# What a message says to do can be done, and destroys nothing.
-
-
-@pytest.mark.parametrize("mode", ["r", "r+", "w-"])
-def test_no_message_says_that_a_folder_of_photographs_can_be_opened(folder: Folder, mode: Any) -> None:
-    folder.put(*PHOTOGRAPHS)
-    with pytest.raises(StoreError, match=r"an empty folder"):
-        folder.open(mode)
-
-
-@pytest.mark.parametrize("key", ["zarr.json", "zarr.json/photo.tif"])
-def test_nobody_is_told_to_delete_a_root_that_somebody_else_may_have_written(folder: Folder, key: str) -> None:
-    notes = {"zarr_format": 3, "node_type": "group", "attributes": {"author": "me", "infinite_tensor": "my notes"}}
-    folder.put(key, data=json.dumps(notes).encode())
-    with pytest.raises(StoreError, match=r"Restore it from a copy, or move it away, and open") as told:
-        folder.open()
-    assert "delete it" not in str(told.value)
 
 
 class CreatedMeanwhile(type(Path())):  # type: ignore[misc]

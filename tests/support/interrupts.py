@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -75,10 +74,12 @@ def press_ctrl_c() -> None:
 def interrupted_by_a_timer(
     interrupt: Callable[[], object] = press_ctrl_c,
     kind: type[BaseException] = KeyboardInterrupt,
+    every: float = 0.0,
 ) -> Iterator[Callable[[float, Callable[[], object]], bool]]:
     """What does something and says whether Ctrl-C, which a timer presses after so many seconds, came out of it.
 
-    Or another exception, of this kind, which ``interrupt()`` raises.
+    Or another exception, of this kind, which ``interrupt()`` raises. With `every`, it is pressed again and again, so
+    many seconds apart.
 
     While the main thread blocks signals, as it does where it starts a thread, the kernel gives them to another; Python
     may hear of one when what it was for is over, and such a late one means nothing.
@@ -88,46 +89,8 @@ def interrupted_by_a_timer(
     def tell() -> None:
         nonlocal is_doing
         if is_doing:
-            is_doing = False
+            is_doing = bool(every)
             interrupt()
-
-    def is_interrupted(seconds: float, action: Callable[[], object]) -> bool:
-        nonlocal is_doing
-        try:
-            is_doing = True
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            action()
-            is_doing = False
-        except kind:
-            return True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        return False
-
-    with alarms_handled_by(tell):
-        yield is_interrupted
-
-
-_PRESSES = """
-import os, signal, sys, time
-for line in sys.stdin:
-    for delay in line.split():
-        time.sleep(float(delay))
-        os.kill(os.getppid(), signal.SIGINT)
-    print(flush=True)
-"""
-
-
-@contextmanager
-def pressed_by_another_process() -> Iterator[Callable[[Sequence[float], Callable[[], object]], bool]]:
-    """What does something while Ctrl-C is pressed after each of some delays in seconds, and says whether one came out.
-
-    A signal of another process comes at any moment, also while this one waits or holds its interpreter.
-    """
-    is_doing = False
-
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        if is_doing:
-            raise KeyboardInterrupt
 
     def attempt(action: Callable[[], object]) -> None:
         nonlocal is_doing
@@ -137,34 +100,32 @@ def pressed_by_another_process() -> Iterator[Callable[[Sequence[float], Callable
             # One that comes before this line is raised here, and the next one comes a millisecond later.
             is_doing = False
 
-    def is_pressed(delays: Sequence[float], action: Callable[[], object]) -> bool:
+    def is_interrupted(seconds: float, action: Callable[[], object]) -> bool:
         nonlocal is_doing
-        assert presser.stdin is not None
-        assert presser.stdout is not None
-        presser.stdin.write(" ".join(map(str, delays)) + "\n")
-        presser.stdin.flush()
         is_out = False
         try:
             is_doing = True
+            signal.setitimer(signal.ITIMER_REAL, seconds, every)
             attempt(action)
-        except KeyboardInterrupt:
+        except kind:
             is_out = True
         is_doing = False
-        presser.stdout.readline()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         return is_out
 
-    command, hook = [sys.executable, "-c", _PRESSES], sys.unraisablehook
+    def raise_in_time(number: int, frame: FrameType | None) -> None:
+        # The second of two that were put off may come when what it was for is over.
+        if is_doing or not every:
+            signal.default_int_handler(number, frame)
+
+    hook = sys.unraisablehook
     # Python itself drops one that comes while an object is freed, and the hook of pytest must not be cut off.
     sys.unraisablehook = lambda _: None
-    with (
-        handled(signal.SIGINT, tell),
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0) as presser,
-    ):
-        try:
-            yield is_pressed
-        finally:
-            presser.kill()
-            sys.unraisablehook = hook
+    try:
+        with handled(signal.SIGINT, raise_in_time), alarms_handled_by(tell):
+            yield is_interrupted
+    finally:
+        sys.unraisablehook = hook
 
 
 def finishes(action: Callable[[], object]) -> None:

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
+import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import (
-    HDF5TileStore,
-    InfiniteTensor,
-    MemoryTileStore,
-    StoreError,
-    TensorWindow,
-    TileStore,
-    ZarrTileStore,
-    sl,
-)
-from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.lru import LRU
-from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor import InfiniteTensor, MemoryTileStore, StoreError, sl
 from tests.durability.faults.conftest import check_stored, pair
+from tests.durability.faults.subjects import STORES, Rows, rows, values
 from tests.support.building import line
 from tests.support.chain import Chain
 from tests.support.dict_store import DictTileStore
-from tests.support.interrupts import alarms_handled_by, press_ctrl_c
-
-STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
-    "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=3000),
-    "hdf5": lambda path: HDF5TileStore(path / "t.h5", tile_size=16, cache_size_bytes=3000),
-}
+from tests.support.interrupts import LIBRARY, alarms_handled_by, finishes, handled, lines_seen
+from tests.support.reference import Index
 
 
 class Interrupted(DictTileStore):
@@ -89,49 +73,81 @@ def test_a_call_in_the_middle_of_a_read_or_a_flush_is_refused_at_once(name: str,
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("clear_tensor", "invalidate", "close")])
 def test_an_f_may_make_any_call(name: str) -> None:
-    store, made = Interrupted(), []
+    store, calls = Interrupted(), []
     chain = pair(store)
 
-    def f(_ctx: tuple[int, ...]) -> torch.Tensor:
+    def f(_ctx: Index) -> torch.Tensor:
         CALLS[name](chain, store)
-        made.append(name)
+        calls.append(name)
         return torch.ones(4)
 
-    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
-    assert t[0:8].tolist() == [1] * 8
-    assert made == [name] * 2
+    assert line(store, f)[0:8].tolist() == [1] * 8
+    assert calls == [name] * 2
 
 
-def test_a_handler_may_flush_another_store() -> None:
+def test_a_handler_may_flush_another_store_and_another_thread_may_flush_this_one() -> None:
     store, other = Interrupted(), DictTileStore({}, tile_size=16)
-    chain, apart = pair(store), pair(other)
-    apart.slope[0:8, 0:8]
-    store.handler = other.flush
+    chain = pair(store)
+    pair(other).slope[0:8, 0:8]
+
+    def handle() -> None:
+        store.handler = lambda: None
+        other.flush()
+        finishes(store.flush)
+
+    store.handler = handle
     chain.slope[0:20, 0:20]
     assert other.tensor_info("slope").tiles_partial
 
 
-def test_a_call_that_was_interrupted_leaves_the_thread_free_for_others() -> None:
-    store = Interrupted()
-    chain = pair(store)
+# Blobs.
 
-    def interrupts() -> None:
-        store.handler = lambda: None
-        press_ctrl_c()
+CHANGES: dict[str, Callable[[Rows], object]] = {
+    "write": lambda case: case.blob.write(rows([7])),
+    "extend": lambda case: case.blob.extend(case.other),
+    "overwrite": lambda case: case.blob.__setitem__(0, rows([7])),
+    "truncate": lambda case: case.blob.truncate(1),
+    "flush": lambda case: case.blob.flush(),
+    "close": lambda case: case.blob.close(),
+    "tensor": lambda case: case.blob.as_tensor(),
+}
 
-    store.handler = interrupts
-    with pytest.raises(KeyboardInterrupt):
-        chain.slope[0:20, 0:20]
-    store.handler = lambda: None
-    store.flush()
-    assert torch.equal(chain.slope[0:20, 0:20], pair(MemoryTileStore()).slope[0:20, 0:20])
+
+@pytest.mark.parametrize("turn", range(len(Rows.USES)))
+def test_a_handler_that_changes_a_blob_in_the_middle_of_a_call_is_refused(turn: int, tmp_path: Path) -> None:
+    case, refused = Rows("blob", tmp_path), list[str]()
+    act = case.action(turn, np.random.default_rng(0))
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        for name, change in CHANGES.items():
+            with pytest.raises(StoreError, match="signal handler"):
+                change(case)
+            refused.append(name)
+        assert values(case.blob[:1]) == [0]
+
+    def in_a_call(_frame: FrameType) -> None:
+        if not refused and any(blob._rows.lock._is_owned() for blob in (case.blob, case.other)):  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGTERM)
+
+    def is_inside(frame: FrameType) -> bool:
+        file = frame.f_code.co_filename
+        return file.startswith(LIBRARY) and file.endswith(("blobs/blocks.py", "blobs/rows.py"))
+
+    with handled(signal.SIGTERM, handler), lines_seen(is_inside, in_a_call):
+        act()
+    assert refused in ([], list(CHANGES))
+    case.check()
+    case.end()
+
+
+# Flushes that are requested.
 
 
 def test_a_flush_that_was_requested_comes_after_the_batch() -> None:
     store = DictTileStore({}, tile_size=16)
     logged: list[bool] = []
 
-    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+    def f(ctx: Index) -> torch.Tensor:
         logged.append(("t", "partial", (0,)) in store.storage)
         if ctx == (0,):
             store.request_flush()
@@ -145,7 +161,7 @@ def test_a_flush_that_was_requested_comes_after_the_batch() -> None:
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_flush_that_was_requested_comes_with_the_next_read_or_regions_of_a_stream(*, streams: bool) -> None:
     store, regions = DictTileStore({}, tile_size=16), [sl[0:12], sl[0:8]]
-    t = line(store)
+    t: InfiniteTensor = line(store)
     reads = iter(t.iter_regions(regions)) if streams else (t[region] for region in regions)
     next(reads)
     store.request_flush()
@@ -154,107 +170,23 @@ def test_a_flush_that_was_requested_comes_with_the_next_read_or_regions_of_a_str
     assert ("t", "partial", (0,)) in store.storage
 
 
-def test_a_store_in_memory_takes_a_request() -> None:
-    store = MemoryTileStore()
-    store.request_flush()
-    assert pair(store).slope[0:4, 0:4].shape == (4, 4)
-
-
-@contextmanager
-def every(seconds: float, handler: Callable[[], object]) -> Iterator[None]:
-    """Call a function from a signal handler again and again."""
-    with alarms_handled_by(handler):
-        signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
-        yield
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
 @pytest.mark.parametrize("kind", STORES)
 def test_a_signal_every_30_ms_that_asks_for_a_flush(kind: str, tmp_path: Path) -> None:
     store, true, requests = STORES[kind](tmp_path), pair(MemoryTileStore()), 0
-    top = pair(store).slope
+    top, y = pair(store).slope, 0
 
     def request() -> None:
         nonlocal requests
         requests += 1
         store.request_flush()
 
-    y = 0
-    with every(0.03, request):
+    with alarms_handled_by(request):
+        signal.setitimer(signal.ITIMER_REAL, 0.03, 0.03)
         while requests < 25:
             assert torch.equal(top[y : y + 30, 0:30], true.slope[y : y + 30, 0:30])
             y += 17
     top[0:1, 0:1]
-    store.close(discard=True)
-    check_stored(STORES[kind](tmp_path), true.slope[0:y, 0:30])
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
-@pytest.mark.parametrize("kind", STORES)
-def test_a_signal_every_30_ms_that_flushes_and_reads(kind: str, tmp_path: Path) -> None:
-    store, true, told = STORES[kind](tmp_path), pair(MemoryTileStore()), []
-    chain = pair(store)
-    expected = true.slope[0:6, 0:6]
-    chain.slope[0:6, 0:6]
-
-    def handler() -> None:
-        for call in (store.flush, lambda: torch.equal(chain.slope[0:6, 0:6], expected)):
-            try:
-                told.append(call() is not False)
-            except StoreError as error:
-                told.append("request_flush" in str(error))
-
-    y = 0
-    with every(0.03, handler):
-        while len(told) < 50:
-            assert torch.equal(chain.slope[y : y + 30, 0:30], true.slope[y : y + 30, 0:30])
-            y += 17
-    assert all(told)
     store.close()
-    check_stored(STORES[kind](tmp_path), true.slope[0:y, 0:30])
-
-
-def test_a_store_of_another_thread_is_free_during_a_read() -> None:
-    store, raised = Interrupted(), list[Any]()
-    chain = pair(store)
-    store_of_all: TileStore = store
-
-    def flush() -> None:
-        try:
-            store_of_all.flush()
-        except StoreError as error:
-            raised.append(error)
-
-    def handler() -> None:
-        store.handler = lambda: None
-        thread = threading.Thread(target=flush)
-        thread.start()
-        thread.join(30)
-        assert not thread.is_alive()
-
-    store.handler = handler
-    chain.slope[0:20, 0:20]
-    assert not raised
-
-
-@pytest.mark.parametrize("kind", STORES)
-def test_a_flush_in_the_middle_of_what_a_fill_does_before_it_computes_is_refused(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There it would wait for the writer, and the writer for the lock that this thread holds."""
-    store, refused, lend = STORES[kind](tmp_path), list[bool](), LRU.lend
-
-    def flush(self: LRU[Any, Any], held: threading.Lock, room: int) -> None:
-        with pytest.raises(StoreError, match="request_flush"):
-            store.flush()
-        refused.append(True)
-        lend(self, held, room)
-
-    chain = pair(store)
-    window = TensorWindow((8, 8), stride=6)
-    other = InfiniteTensor(
-        (None, None), lambda _ctx, region: region, window, [chain.ground], [window], tile_store=MemoryTileStore()
-    )
-    monkeypatch.setattr(LRU, "lend", flush)
-    other.fill((slice(0, 20), slice(0, 20)), progress=False)
-    assert refused
+    if not kind.startswith("memory"):
+        check_stored(STORES[kind](tmp_path), true.slope[0:y, 0:30])
