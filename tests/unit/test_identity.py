@@ -288,8 +288,11 @@ def dispatched(gain: float) -> Callable[..., Any]:
     return Scale().by
 
 
-class Partial(Plain):
-    half = functools.partialmethod(lambda self, y, x: x * y * self.t, 0.5)
+def partial_method(gain: float, t: float = 1.0) -> Callable[..., Any]:
+    class Scale(Plain):
+        by = functools.partialmethod(lambda self, y, x: x * y * self.t, gain)
+
+    return Scale(t).by
 
 
 def level(value: Any) -> Any:
@@ -402,7 +405,8 @@ DIFFER: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "a dict with defaults": (lambda k: closure(collections.defaultdict(functools.partial(times, k))), 1, 2),
     "a set": (lambda value: closure({Net(value), "net", 1}), 0.5, 0.25),
     "a method that dispatches": (dispatched, 1.0, 2.0),
-    "what a partial method reads": (lambda t: Partial(t).half, 1, 2),
+    "an argument of a partial method": (partial_method, 1.0, 2.0),
+    "what a partial method reads": (lambda t: partial_method(0.5, t), 1.0, 2.0),
     "an attribute by its name": (lambda t: by_name(Plain(t)), 1.0, 2.0),
     "an attribute by any name": (lambda t: by_any_name(Config(t)), 1.0, 2.0),
     "a dataclass as a dict": (lambda t: by_dict(Config(t)), 1.0, 2.0),

@@ -1,4 +1,4 @@
-"""Work on several threads, as long as any can be started."""
+"""Work on several threads, as long as any can be started: inside, to see that calls overlap."""
 
 from __future__ import annotations
 
@@ -26,29 +26,9 @@ def test_calls_on_threads_overlap_and_give_their_results_in_order() -> None:
     assert len(threads) == 4
 
 
-def test_one_thread_is_the_callers() -> None:
-    found = on_threads(lambda _: threading.get_ident(), range(1000), threads=1)
-    assert set(found) == {threading.get_ident()}
-    assert on_threads(lambda _: threading.get_ident(), [], threads=4) == []
-
-
 def test_an_error_on_a_thread_comes_through() -> None:
     with pytest.raises(ZeroDivisionError):
         on_threads(lambda number: 1 // (number - 7), range(8), threads=2)
-
-
-def test_pieces_of_work_that_follow_each_other_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    idle: deque[object] = deque()
-    monkeypatch.setattr("infinite_tensor.support.threads._idle", idle)
-    found = set()
-    for _ in range(50):
-        done = begin(lambda: found.add(threading.get_ident()))
-        assert done is not None
-        with done:
-            pass
-        while not idle:
-            pass
-    assert len(found) == 1
 
 
 def test_where_no_thread_can_be_started_the_caller_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
