@@ -158,16 +158,6 @@ def test_a_stored_tensor_does_not_mix_what_its_arg_was_with_what_it_became(tmp_p
     assert kept[4:8].tolist() == [1] * 4
 
 
-def test_one_tensor_that_was_built_twice_is_computed_once() -> None:
-    store, f = MemoryTileStore(cache_size_windows=1), Counted(ones)
-    twins = [InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t") for _ in range(2)]
-    both = InfiniteTensor(
-        (None,), lambda _c, a, b: a + b, TensorWindow((4,)), args=twins, args_windows=[TensorWindow((4,))] * 2
-    )
-    assert both[0:40].unique().tolist() == [2]
-    assert len(f.calls) == len(set(f.calls)) == 10
-
-
 def test_batches_are_filled_across_the_blocks_of_a_large_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 3 * 16)
     sizes: list[int] = []

@@ -23,7 +23,6 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     StoreError,
-    TensorGroup,
     TensorWindow,
     TileAccessError,
     ValidationError,
@@ -246,23 +245,6 @@ def test_a_tensor_opened_without_its_blend_goes_on_once_the_blend_is_there(make:
         assert torch.equal(store.open("t", f=f, blend=halved)[0:8, 0:8], expected)
 
 
-def test_what_a_read_hands_in_after_its_tensor_was_cleared_is_not_stored(make: Make) -> None:
-    store = make()
-
-    def clears(ctx: tuple[int, ...]) -> torch.Tensor:
-        if ctx == (1, 1):
-            store.clear_tensor("t")
-            overlapping(store, lambda _ctx: torch.full((4, 4), 7.0), version="new")
-        return torch.ones(4, 4)
-
-    overlapping(store, clears, version="old")[0:8, 0:8]
-    store.flush()
-    info = store.tensor_info("t")
-    assert (info.tiles_complete, info.tiles_partial) == (0, 0)
-    new = overlapping(store, lambda _ctx: torch.full((4, 4), 7.0), version="new")
-    assert new[1, 1] == 7
-
-
 class ClosedInAReadStore(DictTileStore):
     """Another thread closes it while a read looks up what is stored."""
 
@@ -283,26 +265,6 @@ def test_a_store_that_is_closed_in_the_middle_of_a_read_does_not_seem_to_have_lo
     with pytest.raises(StoreError, match="is closed; open it again"):
         t[0:16, 0:16]
     assert f.calls == []
-
-
-def test_nothing_waits_as_zarr_does_which_an_interrupt_would_leave_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wait(*_: object) -> None:
-        raise AssertionError("zarr waits for a future here")
-
-    monkeypatch.setattr("concurrent.futures.wait", wait)
-    monkeypatch.setattr("zarr.core.sync.wait", wait)
-    with ZarrTileStore(tmp_path, tile_size=8) as store:
-        t = overlapping(store, Counted())
-        pixels = t[0:20, 0:20]
-        TensorGroup({"t": t}).save(store, "g")
-    with store:
-        assert torch.equal(t[0:20, 0:20], pixels)
-        assert store.verify("t") == []
-        store.gc()
-        store.clear_group("g")
-        store.clear_tensor("t")
 
 
 # Tensors that nobody has any more.
@@ -328,17 +290,6 @@ def test_what_is_pending_of_a_dropped_tensor_is_stored_whoever_else_is_used(reop
     with reopen() as store:
         assert torch.equal(named(store, "first", first)[2:30], expected)
         assert len(first.calls) == calls
-
-
-def test_a_dropped_tensor_that_is_got_again_computes_nothing_again(reopen: Make) -> None:
-    f = Counted(numbers)
-    with reopen() as store:
-        expected = named(store, "a", f)[2:30]
-        calls = len(f.calls)
-        store.clear_cache("a")
-        assert torch.equal(named(store, "a", f)[2:30], expected)
-        assert torch.equal(store.open("a")[2:30], expected)
-        assert len(f.calls) == calls
 
 
 def test_logs_of_tiles_that_were_completed_are_deleted_though_nobody_has_the_tensor(reopen: Make) -> None:

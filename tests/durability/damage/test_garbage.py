@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor import HDF5TileStore, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor_stores.homes import FileHome, StoreHome
+
+# Inside: a file that is swept between two moments of one write.
+from infinite_tensor_stores.homes import FileHome
 from tests.support.building import overlapping
 
 EMPTY = Garbage(0, 0)
@@ -86,20 +86,6 @@ def test_what_no_definition_refers_to_is_deleted_and_what_is_not_ours_stays(tmp_
         assert store.gc() == Garbage(len(garbage), 10 * len(garbage))
         assert store.gc() == EMPTY
     assert files(tmp_path) == ours
-
-
-def test_a_tensor_whose_definition_is_damaged_is_left_to_verify(tmp_path: Path) -> None:
-    expected = filled(ZarrTileStore(tmp_path, tile_size=8))
-    group = tmp_path / "t-t" / "zarr.json"
-    definition = group.read_bytes()
-    group.write_bytes(definition[:-100])
-    before = files(tmp_path)
-    with ZarrTileStore(tmp_path) as store:
-        assert store.gc() == EMPTY
-        assert files(tmp_path) == before
-        assert len(store.verify("t")) == 1
-        group.write_bytes(definition)
-        assert torch.equal(store.open("t")[0:9, 0:9], expected)
 
 
 def test_the_log_of_a_complete_tile_is_deleted_and_the_tensor_goes_on(tmp_path: Path) -> None:
@@ -228,31 +214,3 @@ def test_a_group_without_a_definition_is_deleted_from_an_hdf5_file(tmp_path: Pat
     with h5py.File(path, "r") as file:
         assert set(file) == {"infinite_tensor", "notes"}
         assert list(file["infinite_tensor"]) == ["t-t"]
-
-
-def test_a_damaged_definition_keeps_a_tensor_in_an_hdf5_file(tmp_path: Path) -> None:
-    path = tmp_path / "s.h5"
-    expected = filled(HDF5TileStore(path, tile_size=8))
-    with h5py.File(path, "r+") as file:
-        definition = file["infinite_tensor/t-t/definition"][()]
-        del file["infinite_tensor/t-t/definition"]
-        file["infinite_tensor/t-t/definition"] = json.dumps({**json.loads(definition), "version": "damaged"})
-    with HDF5TileStore(path) as store:
-        assert store.gc() == EMPTY
-        assert len(store.verify("t")) == 1
-    with h5py.File(path, "r+") as file:
-        del file["infinite_tensor/t-t/definition"]
-        file["infinite_tensor/t-t/definition"] = definition
-    with HDF5TileStore(path) as store:
-        assert torch.equal(store.open("t")[0:9, 0:9], expected)
-
-
-def test_a_listing_has_the_keys_of_a_folder(tmp_path: Path) -> None:
-    names = set(written(tmp_path, *(f"a/{i}/{j}" for i in range(4) for j in range(5)), "b/1"))
-    homes = FileHome(tmp_path), StoreHome(LocalStore(tmp_path)), StoreHome(WrapperStore(LocalStore(tmp_path)))
-    for home in homes:
-        assert sorted(home.keys("a")) == sorted(names - {"b/1"})
-        assert set(home.keys("")) == names
-        assert list(home.keys("missing")) == []
-    memory = MemoryStore({"ab/1": default_buffer_prototype().buffer.from_bytes(b"1")})
-    assert list(StoreHome(memory).keys("a")) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
 import torch
@@ -94,15 +93,3 @@ def test_a_tile_that_another_tool_has_written_is_taken(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, mode="r") as store:
         assert store.verify("t") == []
         assert store.open("t")[_ALL].unique().tolist() == [7]
-
-
-def test_a_tile_that_claims_to_hold_more_takes_no_memory(tmp_path: Path) -> None:
-    _, array, _ = _filled(tmp_path, torch.float32)
-    first, *_ = _chunks(array)
-    # A header that promises 2**40 bytes, and one empty last block.
-    frame = b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little") + b"\x01\x00\x00"
-    checksum: int = google_crc32c.value(frame)
-    first.write_bytes(frame + checksum.to_bytes(4, "little"))
-    with ZarrTileStore(tmp_path, mode="r") as store:
-        (damage,) = store.verify("t")
-    assert "the chunk claims to decompress to 1099511627776 bytes, not 256" in damage.reason

@@ -169,16 +169,14 @@ def written(document: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(document)
 
 
+FIELDS: list[tuple[str, Any]] = [
+    *(("incarnation", "x/../../../victim"), ("incarnation", "0" * 17), ("incarnation", 16)),
+    *(("origin", [0, 0]), ("origin", None), ("tile_size", None), ("tile_size", [-8, 8])),
+    *(("tile_size", [2**40, 2**40]), ("tensor_id", "x"), ("tensor_id", None), ("shape", "None")),
+    ("format", "1"),
+]
 HOSTILE: dict[str, Callable[[Path], object]] = {
-    **{
-        f"{field}: {value!r}": partial(rewritten, **{field: value})
-        for field, value in [
-            *(("incarnation", "x/../../../victim"), ("incarnation", "0" * 17), ("incarnation", 16)),
-            *(("origin", [0, 0]), ("origin", None), ("tile_size", None), ("tile_size", [-8, 8])),
-            *(("tile_size", [2**40, 2**40]), ("tensor_id", "x"), ("tensor_id", None), ("shape", "None")),
-            ("format", "1"),
-        ]
-    },
+    **{f"{field}: {value!r}": partial(rewritten, **{field: value}) for field, value in FIELDS},
     "lists": written(b"[" * 100_000),
     "dicts": written(b'{"a":' * 100_000),
     "no text": written(b"\xff\xfe\xfd"),
@@ -200,7 +198,8 @@ def test_a_hostile_definition_is_damage_and_all_that_is_deleted_lies_inside_the_
     array_of(tmp_path).unlink()
     (group_of(tmp_path).parent / "tiles-x").mkdir()
     with zarr_at(tmp_path) as store:
-        for use in (lambda: store.open("t"), lambda: overlapping(store, Counted())):
+        uses: list[Callable[[], object]] = [lambda: store.open("t"), lambda: overlapping(store, Counted())]
+        for use in uses:
             with pytest.raises(StoreError, match="damaged"):
                 use()
         assert store.gc().objects == 0

@@ -13,7 +13,6 @@ import torch
 from zarr.storage import MemoryStore
 
 from infinite_tensor import MemoryTileStore, StoreError, ZarrTileStore
-from infinite_tensor.tilestore.messages import combined
 from tests.durability.faults.conftest import check_stored, pair, wait_for_writers
 from tests.support.faulty_store import FaultyStore, Outage, writes
 
@@ -89,12 +88,6 @@ def test_what_the_cache_lets_go_of_is_still_there() -> None:
     broken.store.close(discard=True)
 
 
-def test_a_flush_that_stores_it_after_all_reports_nothing(broken: Broken) -> None:
-    broken.outage.stop()
-    broken.store.flush()
-    check_stored(broken.opened(), broken.pixels)
-
-
 def test_each_flush_tries_again_and_says_what_went_wrong_this_time(broken: Broken) -> None:
     for _ in range(3):
         with pytest.raises(StoreError, match=NAMED):
@@ -140,19 +133,6 @@ def test_what_was_stored_beside_it_is_neither_stored_nor_counted_again(broken: B
     broken.outage.stop()
     broken.store.close()
     check_stored(broken.opened(), broken.pixels)
-
-
-def test_a_flush_names_every_tensor_that_could_not_be_stored(broken: Broken) -> None:
-    with pytest.raises(StoreError, match=r"(?s)writes have failed:.*of tensor 'ground'.*of tensor 'slope'"):
-        broken.store.flush()
-
-
-def test_a_flush_that_fails_a_thousand_times_tells_of_five() -> None:
-    failures = [StoreError(f"failure {number}") for number in range(1000)]
-    told = str(combined(failures))
-    assert "failure 4\n" in told
-    assert "failure 5" not in told
-    assert told.endswith("and 995 more")
 
 
 def test_a_store_that_cannot_be_closed_stays_open_and_serves(broken: Broken) -> None:

@@ -99,61 +99,51 @@ def test_a_store_without_hard_links_is_created_filled_and_found(
             for part in (slice(-5, 0), slice(0, 2), slice(2, 9)):
                 t[part, REGION[1]]
                 store.flush()
-    assert set(f.counts.values()) == {1}
+        document = tmp_path / "s" / "t-world=2Fheight" / "zarr.json"
+        before = document.read_bytes()
+        # Of another process.
+        with pytest.raises(FileExistsError):
+            disks.give_name(tmp_path / "s" / "zarr.json", document, tmp_path / "s")
+        assert document.read_bytes() == before
     with ZarrTileStore(tmp_path / "s", mode="r") as store:
         assert np.array_equal(plane(f, tile_store=store)[REGION], truth())
     assert set(f.counts.values()) == {1}
     assert told() == [f"{tmp_path / 's'}: {LINKS}"]
 
 
-def test_what_another_process_has_created_without_hard_links_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_links(monkeypatch, "EPERM")
-    with pytest.warns(WeakerStorageWarning, match=LINKS), ZarrTileStore(tmp_path / "s", tile_size=8) as store:
-        plane(tile_store=store)[0:8, 0:8]
-        document = (tmp_path / "s" / "t-world=2Fheight" / "zarr.json").read_bytes()
-        with pytest.raises(FileExistsError):
-            disks.give_name(tmp_path / "s" / "zarr.json", tmp_path / "s" / "t-world=2Fheight" / "zarr.json", tmp_path)
-    assert (tmp_path / "s" / "t-world=2Fheight" / "zarr.json").read_bytes() == document
-
-
-@pytest.mark.parametrize("code", NO_LINKS)
-@pytest.mark.parametrize("form", EXPORTS)
-def test_exports_need_no_hard_links_and_replace_nothing(
-    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
-) -> None:
-    without_links(monkeypatch, code)
-    export(tmp_path, form)
-    with pytest.raises(ValidationError, match="already"):
-        export(tmp_path, form)
-    check_exported(tmp_path, form)
-    assert len(told()) == (form != "zarr")
-
-
-@pytest.mark.parametrize("code", NO_LINKS)
-def test_saved_groups_need_no_hard_links(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
-) -> None:
-    without_links(monkeypatch, code)
+def save(folder: Path, _form: str, *, overwrite: bool = False) -> None:
     group = TensorGroup({"a": plane(), "deep": {"b": plane(tensor_id="b")}})
-    group.save_tensordict(REGION, tmp_path / "out")
-    with pytest.raises(ValidationError, match="already"):
-        group.save_tensordict(REGION, tmp_path / "out")
-    assert names_in(tmp_path) == ["out"]
-    assert told() == []
+    group.save_tensordict(REGION, folder / "out", overwrite=overwrite)
 
 
-@pytest.mark.parametrize("code", NO_SYNC)
-@pytest.mark.parametrize("form", EXPORTS)
-def test_exports_need_no_folders_that_can_be_synced(
-    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+@pytest.mark.parametrize("form", [*EXPORTS, ""])
+@pytest.mark.parametrize(
+    ("without", "code"),
+    [*((without_links, code) for code in NO_LINKS), *((without_synced_folders, code) for code in NO_SYNC)],
+)
+def test_exports_and_saved_groups_need_neither_links_nor_synced_folders_and_replace_nothing(
+    form: str,
+    without: Callable[..., None],
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Callable[[], list[str]],
 ) -> None:
-    without_synced_folders(monkeypatch, code)
-    for overwrite in (False, True, True):
-        export(tmp_path, form, overwrite=overwrite)
-    check_exported(tmp_path, form)
-    assert told() == [f"{tmp_path}: {FOLDERS}"]
+    without(monkeypatch, code)
+    write = export if form else save
+    write(tmp_path, form)
+    with pytest.raises(ValidationError, match="already"):
+        write(tmp_path, form)
+    if without is without_synced_folders:
+        write(tmp_path, form, overwrite=True)
+        assert all(each.endswith(FOLDERS) for each in told())
+        assert told()
+    else:
+        # Folders are renamed, and need no links.
+        assert len(told()) == (form not in ("zarr", ""))
+    if form:
+        check_exported(tmp_path, form)
+    assert len(names_in(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("code", NO_LOCKS)
@@ -202,17 +192,6 @@ def test_an_hdf5_file_is_opened_without_locks(
         with HDF5TileStore(tmp_path / "store.h5") as store:
             assert plane(tile_store=store)[0:8, 0:8].shape == (8, 8)
     assert told() == [f"{tmp_path}: {LOCKS}"]
-
-
-def test_saved_groups_need_no_folder_that_can_be_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
-) -> None:
-    without_synced_folders(monkeypatch)
-    group = TensorGroup({"a": plane()})
-    for overwrite in (False, True):
-        group.save_tensordict(REGION, tmp_path / "out", overwrite=overwrite)
-    assert names_in(tmp_path) == ["out"]
-    assert told()
 
 
 def test_another_error_of_a_call_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

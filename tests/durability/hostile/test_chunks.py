@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -14,11 +12,10 @@ from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.codecs.numcodecs import BZ2
 from zarr.storage import MemoryStore
 
-from infinite_tensor import DamagedDataWarning, StoreError, TensorBlob, ValidationError, ZarrTileStore
+from infinite_tensor import DamagedDataWarning, TensorBlob, ValidationError, ZarrTileStore
 from tests.durability.hostile.honest import EXPECTED, REGION, TILE, fill, make_base
 from tests.support.bounds import bounded
 from tests.support.reference import same_bits
-from tests.support.stored import sealed
 
 numcodecs = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 
@@ -74,27 +71,10 @@ OTHERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("compressors", OTHERS.values(), ids=OTHERS)
 def test_nothing_new_is_compressed_by_what_cannot_be_bounded(compressors: Callable[[], Any]) -> None:
     memory = MemoryStore()
-    told = r"compressors must be .*Zstandard or Blosc.*or None"
     with ZarrTileStore(memory, compressors=compressors()) as store:
-        with pytest.raises(ValidationError, match=told):
+        with pytest.raises(ValidationError, match="Zstandard or Blosc"):
             make_base(store)
         assert store.tensor_ids() == []
     assert list(memory._store_dict) == []
-    with pytest.raises(ValidationError, match=told):
+    with pytest.raises(ValidationError, match="Zstandard or Blosc"):
         TensorBlob.open(MemoryStore(), "w", dtype="float32", shape=3, compressors=compressors())
-
-
-def test_a_tensor_of_another_compressor_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    fill(ZarrTileStore(tmp_path, tile_size=TILE))
-    document = tmp_path / "t-base" / "zarr.json"
-    group = json.loads(document.read_text())
-    definition = {name: value for name, value in group["attributes"]["infinite_tensor"].items() if name != "digest"}
-    definition["codecs"][1] = {"name": "gzip", "configuration": {"level": 1}}
-    group["attributes"]["infinite_tensor"] = sealed(definition)
-    document.write_text(json.dumps(group))
-    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with ZarrTileStore(tmp_path) as store:
-        for use in (lambda: store.open("base"), lambda: store.verify("base", repair=True)):
-            with pytest.raises(StoreError, match=r"'base'.*.zstd. and .blosc.*gzip' is not supported.*zarr.open_array"):
-                use()
-    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before

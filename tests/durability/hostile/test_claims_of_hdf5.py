@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +42,7 @@ def first_part(path: Path) -> str:
         return next(f"infinite_tensor/t-a/{name}" for name in file["infinite_tensor/t-a"] if name.endswith(".part0"))
 
 
-def test_a_definition_that_claims_to_be_huge_is_damaged(path: Path) -> None:
-    claim(
-        path, "infinite_tensor/t-a/definition", shape=(FAR_TOO_MUCH,), dtype="u1", chunks=(10**6,), compression="gzip"
-    )
-    with HDF5TileStore(path, mode="r") as store, pytest.raises(StoreError, match=f"{FAR_TOO_MUCH} bytes, but at most"):
-        store.open("a")
-
-
-def test_a_definition_of_huge_chunks_is_damaged(path: Path) -> None:
-    claim(path, "infinite_tensor/t-a/definition", shape=(100,), maxshape=(None,), dtype="u1", chunks=(2**31,))
-    with (
-        HDF5TileStore(path, mode="r") as store,
-        pytest.raises(StoreError, match="2147483648 bytes, but at most"),
-    ):
-        store.open("a")
-
-
-def test_a_definition_that_is_compressed_twice_is_damaged(path: Path) -> None:
+def compress_twice(path: Path) -> None:
     with h5py.File(path, "r+") as file:
         del file["infinite_tensor/t-a/definition"]
         created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -67,13 +51,29 @@ def test_a_definition_that_is_compressed_twice_is_damaged(path: Path) -> None:
             created.set_deflate(4)
         kind, space = h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((100,))
         h5py.h5d.create(file["infinite_tensor/t-a"].id, b"definition", kind, space, created)
-    with HDF5TileStore(path, mode="r") as store, pytest.raises(StoreError, match="compressed more than once"):
+
+
+HUGE: dict[str, Any] = {"shape": (FAR_TOO_MUCH,), "dtype": "u1", "chunks": (10**6,), "compression": "gzip"}
+CHUNKS: dict[str, Any] = {"shape": (100,), "maxshape": (None,), "dtype": "u1", "chunks": (2**31,)}
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda path: claim(path, "infinite_tensor/t-a/definition", **HUGE), f"{FAR_TOO_MUCH} bytes"),
+        (lambda path: claim(path, "infinite_tensor/t-a/definition", **CHUNKS), "2147483648 bytes"),
+        (compress_twice, "compressed more than once"),
+    ],
+)
+def test_a_definition_that_claims_to_be_huge_is_damaged(change: Callable[[Path], None], word: str, path: Path) -> None:
+    change(path)
+    with HDF5TileStore(path, mode="r") as store, pytest.raises(StoreError, match=word):
         store.open("a")
 
 
 def test_a_log_that_claims_to_be_huge_is_computed_again_with_a_warning(path: Path) -> None:
-    claim(path, first_part(path), shape=(FAR_TOO_MUCH,), dtype="u1", chunks=(10**6,), compression="gzip")
-    with HDF5TileStore(path) as store, pytest.warns(DamagedDataWarning, match=f"{FAR_TOO_MUCH} bytes, but at most"):
+    claim(path, first_part(path), **HUGE)
+    with HDF5TileStore(path) as store, pytest.warns(DamagedDataWarning, match=f"{FAR_TOO_MUCH} bytes"):
         assert tensor_on(store)[16:24].tolist() == [1] * 8
 
 

@@ -19,7 +19,6 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     InfiniteTensorError,
-    MemoryTileStore,
     StoreError,
     TensorBlob,
     TensorGroup,
@@ -31,6 +30,8 @@ from infinite_tensor import (
     from_image,
     from_raster,
 )
+
+# Inside: names of a million ids, without a store.
 from infinite_tensor.tilestore.documents import id_of, name_of
 from tests.support.stores import sample
 
@@ -95,27 +96,10 @@ def keep_and_find(open_store: Callable[[], TileStore], ids: Iterable[str]) -> No
         assert store.tensor_ids() == []
 
 
-@pytest.fixture(params=STORES)
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], TileStore]:
-    return lambda: STORES[request.param](tmp_path)
-
-
-@pytest.mark.parametrize("open_store", sample(STORES, "zarr"), indirect=True)
-def test_hostile_ids_live_side_by_side(open_store: Callable[[], TileStore], tmp_path: Path) -> None:
-    keep_and_find(open_store, HOSTILE)
+@pytest.mark.parametrize("kind", sample(STORES, "zarr"))
+def test_hostile_ids_live_side_by_side(kind: str, tmp_path: Path) -> None:
+    keep_and_find(lambda: STORES[kind](tmp_path), HOSTILE)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
-
-
-def test_hostile_ids_live_side_by_side_in_memory() -> None:
-    store = MemoryTileStore()
-    for number, tensor_id in enumerate(HOSTILE):
-        tensor(store, tensor_id, number)[0:6]
-    assert store.tensor_ids() == sorted(HOSTILE)
-    assert [store.open(tensor_id)[5].item() for tensor_id in HOSTILE] == list(range(len(HOSTILE)))
-
-
-def test_the_hostile_ids_are_many_and_distinct() -> None:
-    assert len(HOSTILE) == len(set(HOSTILE)) >= 100
 
 
 _ids = st.text(st.characters(exclude_categories=()), max_size=20) | st.sampled_from(HOSTILE)
@@ -130,15 +114,16 @@ def test_any_text_is_kept_and_found_or_refused(kind: str, ids: set[str]) -> None
 
 
 @pytest.mark.parametrize("wrong", ["", "\ud800", "a\udfffb", "\udcff.."])
-def test_what_is_no_text_is_refused_everywhere(open_store: Callable[[], TileStore], wrong: str) -> None:
-    with open_store() as store:
-        with pytest.raises(ValidationError, match="tensor_id"):
-            tensor(store, wrong, 0)
-        with pytest.raises(ValidationError, match="tensor_id"):
-            store.open(wrong)
-        for look in (store.tensor_definition, store.tensor_info, store.verify):
+@pytest.mark.parametrize("kind", STORES)
+def test_what_is_no_text_is_refused_everywhere(kind: str, wrong: str, tmp_path: Path) -> None:
+    with STORES[kind](tmp_path) as store:
+        uses: list[Callable[[str], object]] = [
+            *(lambda name: tensor(store, name, 0), store.open),
+            *(store.tensor_definition, store.tensor_info, store.verify),
+        ]
+        for use in uses:
             with pytest.raises(InfiniteTensorError):
-                look(wrong)
+                use(wrong)
         assert store.tensor_ids() == []
 
 
@@ -168,12 +153,8 @@ def test_names_are_short_and_plain_and_differ_also_where_case_does_not(one: str,
     assert (name.casefold() == name_of(other).casefold()) is (one == other)
 
 
-@pytest.mark.parametrize("tensor_id", HOSTILE, ids=range(len(HOSTILE)))
-def test_every_hostile_id_has_a_name_of_its_own(tensor_id: str) -> None:
-    name = name_of(tensor_id)
-    assert set(name) <= {*_SAFE, *"=ABCDEF"}
-    assert len(name) <= 120
-    assert [other for other in HOSTILE if name_of(other).casefold() == name.casefold()] == [tensor_id]
+def test_every_hostile_id_has_a_name_of_its_own() -> None:
+    assert len({name_of(tensor_id).casefold() for tensor_id in HOSTILE}) == len(set(HOSTILE)) >= 100
 
 
 def test_no_report_sends_the_control_characters_of_an_id_to_a_terminal(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import pytest
 import torch
 
 from infinite_tensor import HDF5TileStore, StoreError, TensorGroup, ZarrTileStore
+
+# Inside: a file that grows between two moments of one read.
 from infinite_tensor_stores.files import Unreadable, opened, read_opened
 from tests.support.bounds import limit_memory
 from tests.support.building import overlapping
@@ -138,87 +140,61 @@ def test_a_link_to_a_regular_file_is_read(path: Path, member: Member) -> None:
     assert (found.calls, found.right) == (0, [True, True]), found.told
 
 
+REPLACED: dict[str, tuple[Callable[[Path], Path], list[bool], str]] = {
+    "chunk": (_chunk, [True, True], rf"tile \(0, 0\) of tensor 't' is damaged \(({REASON})\)"),
+    "part of a log": (_part, [True, True], rf"part 0: partial tile .* is damaged \(({REASON})\)"),
+    "folder of a log": (lambda path: _part(path).parent, [True], "NotADirectoryError"),
+    "definition": (lambda path: path / "t-t" / "zarr.json", [], rf"t-t/zarr.json, is damaged \(({REASON})\)"),
+    "array": (lambda path: next(path.glob("t-t/tiles-*/zarr.json")), [True, True], rf"kind='array', .*({REASON})"),
+    "root": (lambda path: path / "zarr.json", [], rf"zarr.json of the store is damaged \(({REASON})\)"),
+    "group": (lambda path: path / "g-g" / "zarr.json", [True, True], rf"g-g/zarr.json, is damaged \(({REASON})\)"),
+    "mark of a second writer": (lambda path: next(path.glob("t-t/partial-*")) / "shared", [True, True], ""),
+}
+"""What is replaced, whether the reads of two sessions are right, and what is said."""
+
+
 @pytest.mark.parametrize("mode", ["a", "r"])
-def test_a_chunk_is_computed_again(path: Path, member: Member, put: Callable[[Path], object], mode: Any) -> None:
-    chunk = _chunk(path)
-    put(chunk)
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_never_ends_in_the_place_of_a_file_is_damage(
+    name: str, path: Path, member: Member, put: Callable[[Path], object], mode: Any
+) -> None:
+    find, right, word = REPLACED[name]
+    place = find(path)
+    if place.is_dir():
+        shutil.rmtree(place)
+    put(place)
     found = member.call(used, path, mode)
-    assert found.right == [True, True] if mode == "a" else [True]
-    assert found.calls > 0
-    assert _tells(found, rf"tile \(0, 0\) of tensor 't' is damaged \(({REASON})\)")
+    # A store that is only read is not repaired, and read once.
+    assert found.right == right[: 2 if mode == "a" else 1]
+    assert found.calls > 0 or name not in ("chunk", "part of a log")
+    if mode == "a" or name not in ("array", "folder of a log"):
+        assert re.search(word, found.told), found.told
 
 
-def test_a_folder_in_the_place_of_a_chunk_is_damage(path: Path, member: Member) -> None:
-    chunk = _chunk(path)
-    chunk.unlink()
-    chunk.mkdir()
-    found = member.call(used, path, "r")
-    assert found.right == [True]
-    assert _tells(found, r"tile \(0, 0\) of tensor 't' is damaged \(a folder, not a regular file\)")
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
-def test_a_part_of_a_log_is_computed_again(path: Path, member: Member, put: Callable[[Path], object]) -> None:
-    put(_part(path))
-    found = member.call(used, path)
-    assert found.right == [True, True]
-    assert found.calls > 0
-    assert _tells(found, rf"part 0: partial tile .* is damaged \(({REASON})\)")
+def link_to_itself(path: Path) -> None:
+    shutil.rmtree(path)
+    path.symlink_to(path)
 
 
-def test_what_lies_in_the_place_of_a_folder_of_a_log_is_no_log_without_end(
-    path: Path, member: Member, put: Callable[[Path], object]
+@pytest.mark.parametrize(
+    ("find", "replace", "mode", "word"),
+    [
+        (_chunk, folder, "r", r"tile \(0, 0\) of tensor 't' is damaged \(a folder"),
+        (lambda path: _part(path).parent.parent, link_to_itself, "a", "NotADirectoryError"),
+    ],
+)
+def test_a_folder_or_a_link_to_itself_is_damage(
+    find: Callable[[Path], Path], replace: Callable[[Path], None], mode: str, word: str, path: Path, member: Member
 ) -> None:
-    folder = _part(path).parent
-    shutil.rmtree(folder)
-    put(folder)
-    found = member.call(used, path)
+    replace(find(path))
+    found = member.call(used, path, mode)
     assert found.right == [True]
-    assert _tells(found, rf"NotADirectoryError: .*'{re.escape(str(folder))}'")
-
-
-def test_a_link_to_itself_in_the_place_of_all_logs_holds_no_log(path: Path, member: Member) -> None:
-    folder = _part(path).parent.parent
-    shutil.rmtree(folder)
-    folder.symlink_to(folder)
-    found = member.call(used, path)
-    assert found.right == [True]
-    assert _tells(found, rf"NotADirectoryError: .*'{re.escape(str(folder))}'")
-
-
-def test_a_definition_is_damaged_and_stays_so(path: Path, member: Member, put: Callable[[Path], object]) -> None:
-    definition = path / "t-t" / "zarr.json"
-    put(definition)
-    found = member.call(used, path)
-    assert found.right == []
-    assert _tells(found, rf"the definition of tensor 't', t-t/zarr.json, is damaged \(({REASON})\)")
-
-
-def test_the_document_of_an_array_is_restored_by_a_repair(
-    path: Path, member: Member, put: Callable[[Path], object]
-) -> None:
-    document = next(path.glob("t-t/tiles-*/zarr.json"))
-    put(document)
-    found = member.call(used, path)
-    assert found.right == [True, True]
-    assert _tells(found, rf"Damage\(kind='array', .*({REASON})")
-
-
-def test_a_root_is_damaged(path: Path, member: Member, put: Callable[[Path], object]) -> None:
-    put(path / "zarr.json")
-    for mode in ("a", "r"):
-        assert _tells(member.call(used, path, mode), rf"zarr.json of the store is damaged \(({REASON})\)")
-
-
-def test_a_group_is_damaged(path: Path, member: Member, put: Callable[[Path], object]) -> None:
-    put(path / "g-g" / "zarr.json")
-    found = member.call(used, path)
-    assert found.right == [True, True]
-    assert _tells(found, rf"group 'g', g-g/zarr.json, is damaged \(({REASON})\); delete it with clear_group\('g'\)")
-
-
-def test_the_mark_of_a_second_writer_counts(path: Path, member: Member, put: Callable[[Path], object]) -> None:
-    put(next(path.glob("t-t/partial-*")) / "shared")
-    assert member.call(used, path).right == [True, True]
+    assert re.search(word, found.told), found.told
 
 
 @pytest.mark.parametrize("most", [9, 10])
@@ -228,11 +204,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_whole_or_not_at_all(tmp_path
     with opened(path) as (descriptor, found):
         path.write_bytes(b"begun more")
         data = read_opened(descriptor, found, most)
-    if most == 10:
-        assert data == b"begun more"
-    else:
-        assert isinstance(data, Unreadable)
-        assert data.reason == "10 bytes, but at most 9 are allowed"
+    assert data == b"begun more" if most == 10 else isinstance(data, Unreadable)
 
 
 def hdf5_opened(path: Path, mode: Any) -> str:
@@ -250,8 +222,3 @@ def test_what_is_no_file_is_no_hdf5_file(tmp_path: Path, member: Member, kind: s
     IRREGULAR[kind](path)
     assert "is not a regular file; choose another path" in member.call(hdf5_opened, path, mode)
     assert path.exists()
-
-
-def _tells(found: Used, pattern: str) -> bool:
-    assert re.search(pattern, found.told), found.told
-    return True

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
-from zarr.storage import MemoryStore
 
 from infinite_tensor import (
     DamagedDataWarning,
@@ -19,9 +17,9 @@ from infinite_tensor import (
     MemoryTileStore,
     TileAccessError,
     TileStore,
-    ZarrTileStore,
 )
-from infinite_tensor.testing.fixtures import handle_of
+
+# Inside: bytes of a part, one by one.
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile
 from tests.durability.hostile.honest import Storage, opened
 from tests.support.bounds import bounded
@@ -122,20 +120,6 @@ def test_what_fits_is_taken_in(storage: Storage) -> None:
         assert same_bits(store.open("t")[0:2, 0:8], expected()[0:2])
         assert same_bits(overlapping(store, f)[REGION], expected())
     assert sorted(f.calls) == [(1, -1), (1, 0), (1, 1), (1, 2), (2, -1), (2, 0), (2, 1)]
-
-
-def test_a_part_that_does_not_fit_is_left_out_of_a_zarr_store() -> None:
-    memory, f = MemoryStore(), Counted(window)
-    with ZarrTileStore(memory, tile_size=8) as store:
-        overlapping(store, f)[0:2, 0:8]
-    with ZarrTileStore(memory, tile_size=8) as store:
-        t = overlapping(store, f)
-        handle_of(store, t.tensor_id).write_partials({(0, 0): PartialTile(torch.ones(1, 8), 16)})
-    with (
-        ZarrTileStore(memory, tile_size=8) as store,
-        pytest.warns(DamagedDataWarning, match="damaged: prefix must have"),
-    ):
-        assert same_bits(overlapping(store, f)[REGION], expected())
 
 
 # Bytes.
@@ -267,13 +251,6 @@ def test_a_tile_is_continued_from_its_log(dtype: torch.dtype) -> None:
         assert same_bits(store.open("t")[REGION], expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64])
-def test_parts_of_one_dtype_are_the_bytes_that_they_were(dtype: torch.dtype) -> None:
-    data = PartialTile(torch.ones(2, 2, dtype=dtype), 3, {(1, 2): torch.zeros(1, 2, dtype=dtype)}).to_bytes("here")
-    assert b"prefix_dtype" not in data
-    assert set(load(data)) == {"prefix", "piece 1,2"}
-
-
 def test_both_dtypes_are_under_the_digest() -> None:
     part = PartialTile(torch.ones(2, 2), 3, {(1, 2): torch.zeros(1, 2, dtype=torch.bfloat16)})
     data = part.to_bytes("here")
@@ -303,18 +280,3 @@ def test_a_part_of_the_wrong_dtype_is_left_out(part: PartialTile) -> None:
     said = r"partial tile \(0, 0\) of tensor 't' is damaged: (prefix|piece|window).*treated as missing"
     with bounded(), opened(entries) as store, pytest.warns(DamagedDataWarning, match=said):
         assert same_bits(mean(store, torch.bfloat16)[REGION], mean(MemoryTileStore(), torch.bfloat16)[REGION])
-
-
-@pytest.mark.parametrize("dtype", SUMS)
-def test_a_log_whose_sums_hold_all_windows_is_divided_when_it_is_read(dtype: torch.dtype) -> None:
-    entries = stored_mean(dtype)
-    # Of windows of ones the sum is that of the weights.
-    weights = torch.sin(torch.pi * (torch.arange(4, dtype=torch.float64) + 0.5) / 4) ** 2
-    line = torch.zeros(14, dtype=torch.float64)
-    for index in range(-1, 3):
-        line[3 * index + 3 : 3 * index + 7] += weights
-    sums = (line[3:11, None] * line[None, 3:11]).to(SUMS[dtype])
-    entries[KEY] = (PartialTile(2 * sums, 16).to_bytes(PLACE),)
-    with opened(entries) as store:
-        pixels = store.open("t")[REGION]
-    torch.testing.assert_close(pixels.double(), torch.full((8, 8), 2.0, dtype=torch.float64), rtol=1e-6, atol=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +19,8 @@ from infinite_tensor import (
 from infinite_tensor.tilestore.persistent import PartialTile
 from tests.durability.hostile.honest import EXPECTED, REGION, Storage, make_base, nested, opened
 from tests.support.bounds import bounded
-from tests.support.dict_store import DictTileStore, Index
+from tests.support.building import built, line
+from tests.support.dict_store import DictTileStore
 from tests.support.interpreters import run
 from tests.support.reference import same_bits
 
@@ -54,27 +54,9 @@ def test_a_tile_that_memory_cannot_hold_is_an_error_of_ours() -> None:
 
 
 def test_a_window_that_overlaps_itself_without_end_is_refused() -> None:
-    make: Callable[..., InfiniteTensor] = lambda window, shape=(None, None): InfiniteTensor(  # noqa: E731
-        shape, lambda _ctx: torch.zeros(4, 4), window
-    )
-    with bounded(), pytest.raises(ValidationError, match=r"over one pixel.*larger stride"):
-        make(TensorWindow((2**11, 2**10), stride=1))
-    assert make(TensorWindow((2**20, 2**20), stride=2**17)).ndim == 2
-    assert make(TensorWindow((2**30, 2**30), stride=1), (2**30 + 5, 2**30 + 5)).ndim == 2
-
-
-def test_more_windows_than_memory_holds_are_refused(storage: Storage) -> None:
-    for store in (opened(storage), MemoryTileStore()):
-        far = InfiniteTensor(
-            (None, None),
-            lambda _ctx, _below: torch.zeros(4, 4),
-            TensorWindow((4, 4)),
-            args=(make_base(store),),
-            args_windows=(TensorWindow((2**20, 2**20), stride=4),),
-            tile_store=store,
-        )
-        with bounded(), pytest.raises(ValidationError, match="windows or tiles at once"):
-            far[0:4, 0:4]
+    with bounded(), pytest.raises(ValidationError, match="larger stride"):
+        built(lambda _ctx: torch.zeros(4, 4), TensorWindow((2**11, 2**10), stride=1))
+    built(lambda _ctx: torch.zeros(4, 4), TensorWindow((2**20, 2**20), stride=2**17))
 
 
 @pytest.mark.parametrize(
@@ -89,18 +71,14 @@ def test_more_windows_than_can_be_worked_on_at_once_are_refused(store: TileStore
     # 2**17 windows over each pixel are allowed.
     window = TensorWindow((2**17, 1), stride=1)
     t = InfiniteTensor((None, None), lambda _ctx: torch.zeros(2**17, 1), window, tile_store=store)
-    with bounded(), pytest.raises(ValidationError, match="at most 8388608 windows or tiles at once"):
+    with bounded(), pytest.raises(ValidationError, match="windows or tiles at once"):
         t[regions]
 
 
 def test_a_tensor_has_at_most_32_dimensions() -> None:
-    def f(_ctx: Index) -> torch.Tensor:
-        return torch.ones((1,) * 32)
-
-    for store in (MemoryTileStore(), DictTileStore({}, tile_size=1)):
-        t = InfiniteTensor((None,) * 32, f, TensorWindow((1,) * 32), tile_store=store)
-        assert t[(slice(-1, 1), *(0,) * 31)].tolist() == [1, 1]
-    with pytest.raises(ValidationError, match="at most 32 entries"):
+    t = built(lambda _ctx: torch.ones((1,) * 32), (1,) * 32, store=DictTileStore({}, tile_size=1))
+    assert t[(slice(-1, 1), *(0,) * 31)].tolist() == [1, 1]
+    with pytest.raises(ValidationError, match="at most 32"):
         TensorWindow((1,) * 33)
 
 
@@ -108,9 +86,7 @@ def test_a_tensor_has_at_most_32_dimensions() -> None:
 def test_an_extreme_version_is_kept(version: Any) -> None:
     entries: Storage = {}
     with DictTileStore(entries, tile_size=4) as store:
-        InfiniteTensor(
-            (None,), lambda _c: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t", version=version
-        )[0:3]
+        line(store, version=version)[0:3]
     assert DictTileStore(entries).open("t").version == version
     assert DictTileStore(entries).open("t")[0:3].tolist() == [1, 1, 1]
 
@@ -118,7 +94,7 @@ def test_an_extreme_version_is_kept(version: Any) -> None:
 @pytest.mark.parametrize("version", [nested(101), 10**4001, -(10**5000), nested(100_000)], ids=["deep", *"abc"])
 def test_a_version_that_could_not_be_read_back_is_refused(version: Any) -> None:
     with bounded(), pytest.raises(ValidationError, match="version"):
-        InfiniteTensor((None,), lambda _c: torch.ones(4), TensorWindow((4,)), version=version)
+        line(MemoryTileStore(), version=version)
 
 
 # Tiles.

@@ -12,7 +12,7 @@ import pytest
 from tests.support.chain import open_chain_store
 from tests.support.files_of_a_store import Files
 from tests.support.interpreters import DEADLINE, Paused, Team
-from tests.support.members import clear, flush, keep_open, plain, read_plain, write_plain, write_until_refused
+from tests.support.members import clear, flush, keep_open, plain, read_plain, write_plain
 from tests.support.moments import Moment
 
 EVERYWHERE = (slice(-40, 40), slice(-40, 40))
@@ -116,29 +116,3 @@ def test_what_is_created_next_survives_two_processes_that_clear_at_one_moment(
         second.result(DEADLINE)
     with open_chain_store(tmp_path, mode="r") as store:
         assert store.open("t")[EVERYWHERE].unique().tolist() == [2]
-
-
-@pytest.mark.slow
-def test_new_tensors_show_no_old_pixel_while_old_processes_write_all_the_time(tmp_path: Path) -> None:
-    generations = 12
-    with Team(3) as team:
-        for number in range(generations):
-            old = team.members[number % 3]
-            if number >= 3:
-                old.result()
-            with open_chain_store(tmp_path) as store:
-                store.clear_tensor("t")
-                new = plain(store, "t", number)
-                old.call(keep_open, tmp_path)
-                old.call(read_plain, "t", number, MIDDLE)
-                old.begin(write_until_refused, "t", number, 40)
-                for _ in range(3):
-                    assert new[EVERYWHERE].unique().tolist() == [number]
-                    store.clear_cache("t")
-            with open_chain_store(tmp_path, mode="r") as store:
-                assert store.open("t")[EVERYWHERE].unique().tolist() == [number]
-        for member in team.members:
-            member.result()
-    with open_chain_store(tmp_path) as store:
-        store.gc()
-    assert Files(tmp_path).leavings == []

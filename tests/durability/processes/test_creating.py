@@ -22,26 +22,18 @@ def race(team: Team, tensor_id: str, numbers: list[int]) -> list[str | None]:
     return team.together(*[(create, tensor_id, number) for number in numbers])
 
 
-@pytest.mark.parametrize("size", sample([2, 4], 4))
-def test_processes_that_create_equal_tensors_at_once_share_one(tmp_path: Path, size: int) -> None:
-    with Team(size) as team:
-        team.together(*[(keep_open, tmp_path)] * size)
-        for number in range(RACES):
-            places = race(team, f"race {number}", [7] * size)
-            assert places[0] is not None
-            assert set(places) == {places[0]}
-    assert Files(tmp_path).tensors.keys() == {f"race {number}" for number in range(RACES)}
-    assert Files(tmp_path).leavings == []
-
-
-@pytest.mark.parametrize("numbers", sample([[1, 2], [1, 2, 3, 4], [1, 2, 1, 2]], [1, 2, 1, 2]), ids=str)
-def test_of_processes_that_create_different_tensors_at_once_one_wins(tmp_path: Path, numbers: list[int]) -> None:
+@pytest.mark.parametrize(
+    "numbers", sample([[1, 2], [1, 2, 3, 4], [1, 2, 1, 2], [7, 7, 7, 7]], [1, 2, 1, 2], [7, 7, 7, 7]), ids=str
+)
+def test_of_processes_that_create_tensors_at_once_one_wins_and_equal_ones_share_it(
+    tmp_path: Path, numbers: list[int]
+) -> None:
     with Team(len(numbers)) as team:
         team.together(*[(keep_open, tmp_path)] * len(numbers))
         for number in range(RACES):
             places = race(team, f"race {number}", numbers)
             won = {version for version, place in zip(numbers, places, strict=True) if place is not None}
-            assert len(won) == 1
+            assert len(won) == len({place for place in places if place is not None}) == 1
             refused = {version for version, place in zip(numbers, places, strict=True) if place is None}
             assert refused == set(numbers) - won
             with open_chain_store(tmp_path, mode="r") as store:

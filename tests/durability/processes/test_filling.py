@@ -12,7 +12,6 @@ from tests.support.files_of_a_store import Files
 from tests.support.inspection import Inspection
 from tests.support.interpreters import Paused, Team
 from tests.support.members import (
-    collect_garbage,
     fill_at_random,
     fill_parts,
     plain,
@@ -63,21 +62,6 @@ def test_a_reader_sees_only_right_pixels_while_another_process_writes(tmp_path: 
         )
     assert looks > 1
     assert set(calls.values()) == {1}
-
-
-@pytest.mark.slow
-def test_garbage_is_collected_while_other_processes_fill(tmp_path: Path) -> None:
-    with open_chain_store(tmp_path) as store:
-        Chain(store)
-    with Team(3) as team:
-        *calls, _ = team.together(
-            (fill_at_random, tmp_path, 1, 60, EAGER),
-            (fill_at_random, tmp_path, 2, 60, EAGER),
-            (collect_garbage, tmp_path, 20),
-        )
-    inspection = Inspection(tmp_path, set().union(*calls))
-    inspection.check()
-    inspection.clean()
 
 
 # Two processes meet at one tile: one waits in the middle of a step while the other takes all of its own.

@@ -93,15 +93,6 @@ def test_mode_w_deletes_what_is_ours_and_nothing_else(path: Path) -> None:
     assert theirs(path) == before
 
 
-def test_mode_w_leaves_an_empty_store_behind(path: Path) -> None:
-    with HDF5TileStore(path, tile_size=8) as store:
-        pixels(store)
-        TensorGroup({"height": tensor(store)}).save(store, "world")
-    HDF5TileStore(path, "w").close()
-    with h5py.File(path, "r") as h5:
-        assert (list(h5), list(h5["infinite_tensor"])) == (["infinite_tensor"], [])
-
-
 def test_room_that_mode_w_makes_is_used_again(path: Path) -> None:
     make_theirs(path)
     sizes = []
@@ -113,27 +104,21 @@ def test_room_that_mode_w_makes_is_used_again(path: Path) -> None:
     assert max(sizes) < 1.2 * sizes[0]
 
 
-TAKEN: dict[str, Callable[[Any], object]] = {
-    "a group": lambda h5: h5.create_group("infinite_tensor/theirs"),
-    "a dataset": lambda h5: h5.create_dataset("infinite_tensor", data=[1]),
-    "a link": lambda h5: h5.__setitem__("infinite_tensor", h5py.SoftLink("/nowhere")),
-}
+# What is refused, and left as it is: what lies there, the modes, and a word of the error.
 
 
-@pytest.mark.parametrize("mode", MODES[:4])
-@pytest.mark.parametrize("taken", TAKEN)
-def test_a_file_in_which_something_is_in_the_way_is_refused_and_left_alone(taken: str, mode: Any, path: Path) -> None:
-    with h5py.File(path, "w") as h5:
-        TAKEN[taken](h5)
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"/infinite_tensor has the invalid format None.*or choose another path"):
-        HDF5TileStore(path, mode)
-    assert path.read_bytes() == before
+def file(change: Callable[[Any], object]) -> Callable[[Path], None]:
+    def prepare(path: Path) -> None:
+        with h5py.File(path, "w") as h5:
+            change(h5)
+
+    return prepare
 
 
-def write_as_version_0(path: Path, **tensors: bool) -> None:
+def of_version_0(*tensors: str) -> Callable[[Path], None]:
     """A file as versions 0.2 and 0.4 write it, beside the settings of the program that uses them."""
-    with h5py.File(path, "w") as h5:
+
+    def write(h5: Any) -> None:
         h5.attrs["SETTINGS"] = "{}"
         h5.create_group("tensors")
         for tensor_id in tensors:
@@ -142,28 +127,77 @@ def write_as_version_0(path: Path, **tensors: bool) -> None:
             group.create_group("tiles")["0_0"] = np.zeros((4, 4))
             group.create_dataset("processed_windows", data=["0_0"])
 
-
-@pytest.mark.parametrize("mode", MODES[:4])
-@pytest.mark.parametrize("tensors", [{}, {"map": True}, {"nested/map": True}])
-def test_a_file_of_versions_0_is_refused_by_name_and_left_alone(
-    tensors: dict[str, bool], mode: Any, path: Path
-) -> None:
-    write_as_version_0(path, **tensors)
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"written by version 0\.x or a pre-release"):
-        HDF5TileStore(path, mode)
-    assert path.read_bytes() == before
+    return file(write)
 
 
-@pytest.mark.parametrize("mode", MODES[:4])
-def test_a_file_of_slots_is_refused_by_name_and_left_alone(mode: Any, path: Path) -> None:
+def of_slots(h5: Any) -> None:
+    h5.attrs["infinite_tensor_format"] = 1
+    h5["t-map/index"] = [[0, 0, 7]]
+
+
+def with_something_behind_its_end(path: Path) -> None:
     with h5py.File(path, "w") as h5:
-        h5.attrs["infinite_tensor_format"] = 1
-        h5["t-map/index"] = [[0, 0, 7]]
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"a pre-release of this library, and its format is not read; choose another"):
-        HDF5TileStore(path, mode)
-    assert path.read_bytes() == before
+        h5["infinite_tensor"] = 1
+    with path.open("ab") as end:
+        end.write(b"behind the end, where HDF5 does not look")
+
+
+def marked(mark: object) -> Callable[[Path], None]:
+    """A store whose mark is another one."""
+
+    def prepare(path: Path) -> None:
+        with HDF5TileStore(path, tile_size=8) as store:
+            pixels(store)
+        with h5py.File(path, "r+") as h5:
+            del h5["infinite_tensor"].attrs["format"]
+            if mark is not None:
+                h5["infinite_tensor"].attrs["format"] = mark
+
+    return prepare
+
+
+OPENING = MODES[:4]
+REFUSED: dict[str, tuple[Callable[[Path], Any], list[Any], str]] = {
+    "a group": (file(lambda h5: h5.create_group("infinite_tensor/theirs")), OPENING, "another path"),
+    "a dataset": (file(lambda h5: h5.create_dataset("infinite_tensor", data=[1])), OPENING, "another path"),
+    "a link": (file(lambda h5: h5.__setitem__("infinite_tensor", h5py.SoftLink("/x"))), OPENING, "another path"),
+    "something behind the end": (with_something_behind_its_end, MODES, "another path|exists"),
+    "version 0": (of_version_0(), OPENING, "written by version 0"),
+    "version 0 with tensors": (of_version_0("map", "nested/map"), OPENING, "written by version 0"),
+    "slots": (file(of_slots), OPENING, "a pre-release"),
+    "theirs": (make_theirs, ["r"], "open it with mode 'a'"),
+    "theirs, to be created": (make_theirs, ["w-"], "exists"),
+    "no HDF5": (lambda path: path.write_text("years of work"), OPENING, "not an HDF5 file"),
+    "a folder": (Path.mkdir, OPENING, "not a regular file"),
+    "a FIFO": (os.mkfifo, OPENING, "not a regular file"),
+    "an empty file": (Path.touch, ["r", "w-"], "an empty file|exists"),
+    **{
+        f"mark {mark!r}": (marked(mark), OPENING, r"attrs\['format'\] = 2 restores it")
+        for mark in (0, 1, -1, "one", 1.5, [1, 2], None)
+    },
+    "a later mark": (marked(3), OPENING, "format 3"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_and_left_as_it_is(name: str, path: Path) -> None:
+    prepare, modes, word = REFUSED[name]
+    prepare(path)
+    before = path.read_bytes() if path.is_file() else b""
+    for mode in modes:
+        with pytest.raises(StoreError, match=word):
+            HDF5TileStore(path, mode)
+    assert not path.is_file() or path.read_bytes() == before
+    if "mark" in name:
+        with h5py.File(path, "r+") as h5:
+            h5["infinite_tensor"].attrs["format"] = 2
+        with HDF5TileStore(path) as store:
+            assert store.tensor_info("map").tiles_complete == 1
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="File name too long"):
+        HDF5TileStore(tmp_path / f"{'x' * 300}.h5")
 
 
 def test_a_group_named_tensors_need_not_be_of_versions_0(path: Path) -> None:
@@ -176,28 +210,6 @@ def test_a_group_named_tensors_need_not_be_of_versions_0(path: Path) -> None:
     assert theirs(path) == before
 
 
-def test_mode_r_writes_nothing_into_a_file_that_is_no_store(path: Path) -> None:
-    make_theirs(path)
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match="there is an HDF5 file, but no store; open it with mode 'a'"):
-        HDF5TileStore(path, "r")
-    with pytest.raises(StoreError, match="the target exists already"):
-        HDF5TileStore(path, "w-")
-    assert path.read_bytes() == before
-
-
-def test_what_is_refused_is_not_even_cut_to_its_length(path: Path) -> None:
-    with h5py.File(path, "w") as h5:
-        h5["infinite_tensor"] = 1
-    with path.open("ab") as file:
-        file.write(b"behind the end, where HDF5 does not look")
-    before = path.read_bytes()
-    for mode in MODES:
-        with pytest.raises(StoreError):
-            HDF5TileStore(path, mode)
-    assert path.read_bytes() == before
-
-
 def test_what_lies_before_the_file_stays(path: Path) -> None:
     make_theirs(path, userblock_size=512)
     with path.open("r+b") as file:
@@ -208,55 +220,11 @@ def test_what_lies_before_the_file_stays(path: Path) -> None:
     assert path.read_bytes().startswith(b"#!/usr/bin/env reader")
 
 
-@pytest.mark.parametrize("mode", MODES[:4])
-def test_a_file_that_is_not_hdf5_is_refused_and_left_alone(mode: Any, path: Path) -> None:
-    path.write_text("years of work")
-    with pytest.raises(StoreError, match="the file is not an HDF5 file; choose another path"):
-        HDF5TileStore(path, mode)
-    assert path.read_text() == "years of work"
-
-
-@pytest.mark.parametrize("mode", MODES[:4])
-@pytest.mark.parametrize("make", [Path.mkdir, pytest.param(os.mkfifo, id="fifo")])
-def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], mode: Any, path: Path) -> None:
-    make(path)
-    with pytest.raises(StoreError, match="the path is not a regular file; choose another path"):
-        HDF5TileStore(path, mode)
-
-
 @pytest.mark.parametrize("mode", ADOPTING)
 def test_an_empty_file_becomes_a_store(mode: Any, path: Path) -> None:
     path.touch()
-    for refused in ("r", "w-"):
-        with pytest.raises(StoreError, match=r"an empty file, but no store|the target exists already"):
-            HDF5TileStore(path, refused)
-        assert path.read_bytes() == b""
     with HDF5TileStore(path, mode, tile_size=8) as store:
         assert pixels(store) == EXPECTED
-
-
-RESTORES = r"attrs\['format'\] = 2 restores it"
-DAMAGES: dict[str, tuple[Any, str]] = {
-    **{repr(mark): (mark, rf"may be damaged.*{RESTORES}") for mark in (0, 1, -1, "one", 1.5, [1, 2], None)},
-    "later": (3, "has format 3, this version reads up to 2"),
-}
-
-
-@pytest.mark.parametrize(("mark", "told"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_mark_is_told_with_what_restores_it(mark: Any, told: str, path: Path) -> None:
-    with HDF5TileStore(path, tile_size=8) as store:
-        pixels(store)
-    with h5py.File(path, "r+") as h5:
-        del h5["infinite_tensor"].attrs["format"]
-        if mark is not None:
-            h5["infinite_tensor"].attrs["format"] = mark
-    for mode in MODES[:4]:
-        with pytest.raises(StoreError, match=told):
-            HDF5TileStore(path, mode)
-    with h5py.File(path, "r+") as h5:
-        h5["infinite_tensor"].attrs["format"] = 2
-    with HDF5TileStore(path) as store:
-        assert store.tensor_info("map").tiles_complete == 1
 
 
 def test_what_they_put_beside_our_tensors_later_is_not_deleted(path: Path) -> None:
@@ -304,8 +272,3 @@ def test_a_file_with_names_that_are_no_text_is_adopted(mode: Any, tmp_path: Path
     with h5py.File(path, "r") as theirs:
         assert set(theirs) == {b"t-\xff", "infinite_tensor"}
         assert list(theirs["infinite_tensor"]) == [b"t-\xff"]
-
-
-def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot be opened: OSError: .*File name too long"):
-        HDF5TileStore(tmp_path / f"{'x' * 300}.h5")

@@ -167,19 +167,6 @@ def test_a_part_that_another_process_has_added_costs_two_requests(proxy: Proxy, 
     assert flushed == {"PUT": 2, "GET": 2}
 
 
-def test_every_wave_of_a_read_and_of_a_flush_is_concurrent(proxy: Proxy, server: S3Server, url: str) -> None:
-    with through(proxy, server, url) as store:
-        whole_tiles(store, Counted(VALUE))
-    with through(proxy, server, url) as store:
-        t = whole_tiles(store, Counted(VALUE))
-        proxy.delay = 0.02
-        t[0:64, 0:64]
-        reading, proxy.most_at_a_time = proxy.most_at_a_time, 0
-        store.flush()
-    assert reading >= 8
-    assert proxy.most_at_a_time >= 8
-
-
 def test_clearing_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server: S3Server, url: str) -> None:
     with through(proxy, server, url) as store:
         whole_tiles(store, Counted(VALUE))[0:64, 0:64]
