@@ -30,7 +30,7 @@ TESTS = [
     "tests/behaviour/views/test_face.py",
     "tests/durability/processes/test_endings.py",
     "tests/durability/test_interruptions.py",
-    "tests/unit/test_fingerprint.py",
+    "tests/unit/test_identity.py",
     "tests/behaviour/cli",
     "tests/docs/test_docs.py::test_blocks_of_a_page_run_in_order[README.md]",
 ]
