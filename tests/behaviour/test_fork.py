@@ -18,13 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from infinite_tensor import (
-    GridDataset,
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
@@ -32,11 +29,9 @@ from infinite_tensor import (
     TensorWindow,
     TileStore,
     ZarrTileStore,
-    sl,
 )
 from tests.support.building import built, store_of
 from tests.support.counting import Constant, Counted
-from tests.support.interpreters import CONTEXT
 from tests.support.reference import Index
 from tests.support.stores import sample
 
@@ -262,21 +257,6 @@ def test_a_forked_child_reads_an_hdf5_file_and_is_refused_to_write(tmp_path: Pat
     store.close()
 
 
-def test_a_forked_child_reads_a_face(tmp_path: Path) -> None:
-    face = make(ZarrTileStore(tmp_path, tile_size=16)).as_zarr(sl[0:80, 0:40])
-    assert np.array_equal(face[0:40], EXPECTED[0:40, 0:40])
-    in_child(lambda: np.testing.assert_array_equal(face[...], EXPECTED[0:80, 0:40]))
-
-
-def test_an_f_may_fork() -> None:
-    def f(ctx: Index) -> torch.Tensor:
-        in_child(lambda: None)
-        return value(ctx)
-
-    t = built(f, (8, 8))
-    assert torch.equal(t[0:16, 0:8], torch.cat([value((0, 0)), value((1, 0))]))
-
-
 def test_a_read_goes_on_in_a_child_that_its_f_forks(tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path, tile_size=4)
     children: list[int] = []
@@ -312,24 +292,6 @@ def _read(t: InfiniteTensor, row: int) -> list[list[float]]:
     pixels: list[list[float]] = t[row : row + 20, 0:40].tolist()
     t.tile_store.flush()
     return pixels
-
-
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [
-        ("zarr", "fork"),
-        pytest.param("zarr", "spawn", marks=pytest.mark.slow),
-        pytest.param("memory", "fork", marks=pytest.mark.slow),
-        pytest.param("memory", CONTEXT, id="memory-forkserver"),
-    ],
-)
-def test_a_data_loader_reads_with_worker_processes(kind: str, method: str | BaseContext, tmp_path: Path) -> None:
-    store = store_of(kind, tmp_path, 16)
-    t = make(store)
-    t[0:20, 0:20]
-    rows = GridDataset(t, (1, 40), region=sl[0:64, 0:40])
-    loader = DataLoader(rows, batch_size=16, num_workers=_count(method), multiprocessing_context=method)
-    assert torch.equal(torch.cat(list(loader))[:, 0], EXPECTED[0:64, 0:40])
 
 
 class TestPickling:

@@ -54,18 +54,6 @@ def test_a_read_goes_on_with_its_own_tensor_when_the_id_is_recreated(
         old[0:4]
 
 
-def test_a_stream_over_a_closed_store_says_so(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path, tile_size=4)
-    f = Counted(ones)
-    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
-    stream = t.iter_regions(sl[x : x + 4] for x in range(0, 16, 4))
-    next(stream)
-    store.close()
-    with pytest.raises(StoreError, match="closed"):
-        next(stream)
-    assert f.calls == [(0,)]
-
-
 def test_stored_regions_do_not_pile_up_behind_a_batch_that_never_fills(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._MOST_WAITING", 5)
     t = InfiniteTensor((None,), lambda contexts: torch.ones(len(contexts), 4), TensorWindow((4,)), batch_size=4)

@@ -30,8 +30,7 @@ from infinite_tensor import (
     open_store,
 )
 
-# Inside: the moment when the thread of a writer has the last reference, and what runs at the exit.
-from infinite_tensor.support.exit import flush_all
+# Inside: the moment when the thread of a writer has the last reference.
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.storage import Storage
 from tests.support.building import line, numbers, overlapping
@@ -215,12 +214,6 @@ def test_modes(make: Make) -> None:
         assert store.tensor_ids() == ["t"]
 
 
-def test_a_folder_that_cannot_be_made_is_not_told_to_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="cannot be opened: NotADirectoryError"):
-        ZarrTileStore(tmp_path / "file" / "store")
-
-
 def test_import_is_light() -> None:
     code = "import sys, infinite_tensor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -364,22 +357,6 @@ def test_a_definition_is_read_once_for_an_open() -> None:
     with Looked(storage) as looked:
         looked.open("t")[0:16, 0:16]
         assert looked.looks == 1
-
-
-def test_a_closed_store_is_not_flushed_at_the_exit() -> None:
-    flushes = []
-
-    class Flushed(DictTileStore):
-        def _flush_backend(self) -> None:
-            flushes.append(self)
-
-    store = Flushed({})
-    flush_all()
-    assert len(flushes) == 1
-    store.close()
-    flushes.clear()
-    flush_all()
-    assert flushes == []
 
 
 class Connected(DictTileStore):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -85,17 +84,6 @@ def check_finished(source: Path, target: Path) -> None:
                 found, wanted = store.tensor_info(name), original.tensor_info(name)
                 assert (found.tiles_complete, found.tiles_partial) == (wanted.tiles_complete, wanted.tiles_partial)
                 assert store.verify(name) == original.verify(name) == []
-
-
-@pytest.mark.parametrize("seed", sample(range(44), 0, 1))
-def test_a_copy_that_is_killed_at_random_moments_continues(source: Path, tmp_path: Path, seed: int) -> None:
-    rng, target = random.Random(seed), tmp_path / "target"  # noqa: S311
-    for _ in range(3):
-        run(source, target, delay=rng.uniform(0, 0.25))
-        if (target / "zarr.json").exists():
-            check_partly_copied(source, target)
-    assert run(source, target) == 0
-    check_finished(source, target)
 
 
 SOME = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import signal
 from multiprocessing.connection import Connection
@@ -16,10 +15,9 @@ from tests.behaviour.views.exports.scenes import names_in, opened, pattern, plan
 from tests.durability.crash.victims import Called, Done, Flushed
 from tests.durability.crash.witness import Witness, survive_every_change
 from tests.support.counting import Counted
-from tests.support.interpreters import CONTEXT, DEADLINE, enter_child, exit_code
+from tests.support.interpreters import enter_child, exit_code
 from tests.support.moments import NEVER, Kill, before
 from tests.support.reference import Index
-from tests.support.stores import sample
 
 MARK = "[0-9a-f]{16}"
 TARGETS = ["out.zarr", "out.npy", "out.png", "out.tif"]
@@ -133,36 +131,3 @@ def test_what_gdal_wrote_of_an_image_is_never_left_beside_another(kill: Kill, tm
     tensor_in(tmp_path, Counted(pattern)).export(sl[REGIONS[1]], target, overwrite=True)
     assert np.array_equal(opened(target), truth(REGIONS[1]))
     assert not sidecar.exists()
-
-
-LARGE = (slice(0, 512), slice(0, 512))
-
-
-def export_large(path: Path, name: str) -> None:
-    """Export until killed, chunk by chunk and row by row."""
-    enter_child()
-    t = tensor_in(path, Counted(pattern))
-    t.export(sl[LARGE], path / name)
-
-
-@pytest.mark.parametrize("name", sample(TARGETS, "out.tif"))
-def test_kills_at_any_time_leave_a_whole_target_or_none(name: str, tmp_path: Path) -> None:
-    tensor_in(tmp_path, Counted(pattern)).fill(sl[LARGE], progress=False)
-    rng = random.Random(name)  # noqa: S311  (it hides nothing)
-    kills = 0
-    for _ in range(6):
-        process = CONTEXT.Process(target=export_large, args=(tmp_path, name))
-        process.start()
-        # At a moment that nobody has chosen.
-        process.join(rng.uniform(0.02, 0.25))
-        process.kill()
-        process.join(DEADLINE)
-        if (tmp_path / name).exists():
-            assert np.array_equal(opened(tmp_path / name), truth(LARGE))
-            break
-        kills += 1
-    if not (tmp_path / name).exists():
-        export_large(tmp_path, name)
-    assert np.array_equal(opened(tmp_path / name), truth(LARGE))
-    assert visible(tmp_path) == {"tiles", name}
-    assert kills

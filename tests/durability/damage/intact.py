@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from infinite_tensor import DamagedDataWarning, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, sl
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.reference import Index, same_bits
 
 TILE = 6
@@ -97,7 +96,7 @@ def read(tensors: dict[str, InfiniteTensor]) -> dict[str, list[torch.Tensor]]:
     return {name: [tensor[region] for region in READS[name]] for name, tensor in tensors.items()}
 
 
-def fill(store: PersistentTileStore) -> None:
+def fill(store: TileStore) -> None:
     """Have everything computed and stored, some tiles in several parts."""
     tensors = build(store)
     for name, regions in READS.items():

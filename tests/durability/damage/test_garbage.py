@@ -12,9 +12,8 @@ import pytest
 import torch
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from infinite_tensor import HDF5TileStore, ValidationError, ZarrTileStore
+from infinite_tensor import HDF5TileStore, TileStore, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 
 # Inside: a file that is swept between two moments of one write.
 from infinite_tensor_stores.homes import FileHome
@@ -23,7 +22,7 @@ from tests.support.building import overlapping
 EMPTY = Garbage(0, 0)
 
 
-def filled(store: PersistentTileStore) -> torch.Tensor:
+def filled(store: TileStore) -> torch.Tensor:
     """Complete and partial tiles, in a store that is closed then."""
     with store:
         pixels: torch.Tensor = overlapping(store)[0:9, 0:9]
@@ -186,14 +185,6 @@ def test_a_write_whose_temporary_file_was_swept_is_written_again(tmp_path: Path)
     never.left = 10**6
     with pytest.raises(FileNotFoundError):
         never.put({"a": b"3"})
-
-
-def test_a_read_only_store_collects_nothing(tmp_path: Path) -> None:
-    filled(ZarrTileStore(tmp_path / "z", tile_size=8))
-    filled(HDF5TileStore(tmp_path / "h.h5", tile_size=8))
-    for store in (ZarrTileStore(tmp_path / "z", mode="r"), HDF5TileStore(tmp_path / "h.h5", mode="r")):
-        with store, pytest.raises(ValidationError, match="read-only"):
-            store.gc()
 
 
 def test_a_group_without_a_definition_is_deleted_from_an_hdf5_file(tmp_path: Path) -> None:

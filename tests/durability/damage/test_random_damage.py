@@ -16,15 +16,14 @@ from typing import Any, TypeAlias
 import h5py
 import pytest
 
-from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
+from infinite_tensor import HDF5TileStore, StoreError, TileStore, ZarrTileStore
 from infinite_tensor.tilestore import Damage
 from infinite_tensor.tilestore.documents import name_of
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.durability.damage import flips
 from tests.durability.damage.intact import READS, TILE, Outcome, build, fill, is_right, read, tiles_read, truth
 from tests.support.interpreters import run
 
-Open: TypeAlias = Callable[[Any], PersistentTileStore]
+Open: TypeAlias = Callable[[Any], TileStore]
 
 WEIGHTS = {"tile": 4, "partial": 1, "definition": 1, "array": 1, "root": 1}
 """How often an object is hit."""
@@ -78,7 +77,7 @@ def _met(tensor_id: str, damage: Damage) -> bool:
     return damage.tile in tiles_read(tensor_id) and "missing" not in damage.reason
 
 
-def _verified(store: PersistentTileStore, *, repair: bool) -> list[tuple[str, Damage]]:
+def _verified(store: TileStore, *, repair: bool) -> list[tuple[str, Damage]]:
     known = [tensor_id for tensor_id in READS if tensor_id in store.tensor_ids()]
     return [(tensor_id, damage) for tensor_id in known for damage in store.verify(tensor_id, repair=repair)]
 

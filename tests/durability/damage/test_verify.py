@@ -15,17 +15,16 @@ import pytest
 import torch
 import zarr
 
-from infinite_tensor import DamagedDataWarning, HDF5TileStore, StoreError, ValidationError, ZarrTileStore
-from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor import DamagedDataWarning, HDF5TileStore, StoreError, TileStore, ValidationError, ZarrTileStore
 from tests.stores.hdf5.files import flip_tile
 from tests.support.building import overlapping
 from tests.support.counting import Counted
 from tests.support.stores import sample
 
-Make: TypeAlias = Callable[..., PersistentTileStore]
+Make: TypeAlias = Callable[..., TileStore]
 
 
-def filled(store: PersistentTileStore, name: str = "t") -> torch.Tensor:
+def filled(store: TileStore, name: str = "t") -> torch.Tensor:
     """Complete and partial tiles, in a store that is closed then."""
     with store:
         pixels: torch.Tensor = overlapping(store, Counted(), name)[0:9, 0:9]

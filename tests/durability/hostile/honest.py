@@ -12,11 +12,10 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from infinite_tensor import InfiniteTensor, InfiniteTensorError, MemoryTileStore, TensorWindow, TileStore
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.dict_store import DictTileStore
 
 T = TypeVar("T")
-Open: TypeAlias = Callable[[], PersistentTileStore]
+Open: TypeAlias = Callable[[], TileStore]
 Storage: TypeAlias = dict[Any, Any]
 
 TILE = 8
@@ -65,7 +64,7 @@ MAKE: dict[str, Callable[[TileStore], InfiniteTensor]] = {"base": make_base, "to
 EXPECTED = {name: make(MemoryTileStore())[REGION] for name, make in MAKE.items()}
 
 
-def fill(store: PersistentTileStore) -> None:
+def fill(store: TileStore) -> None:
     """Leave complete and partial tiles of both tensors in a store."""
     with store:
         make_top(store)[REGION]

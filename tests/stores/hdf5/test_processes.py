@@ -174,6 +174,7 @@ with HDF5TileStore(sys.argv[1], tile_size=8) as store:
 """
 
 
+@pytest.mark.slow
 def test_a_process_forks_while_another_thread_writes(tmp_path: Path) -> None:
     # In a process of its own, where nothing has imported h5py before the store does.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", WRITING, str(tmp_path / "t.h5")]

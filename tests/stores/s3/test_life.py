@@ -15,9 +15,8 @@ import pytest
 import torch
 from s3fs import S3FileSystem
 
-from infinite_tensor import StoreError, TileAccessError
+from infinite_tensor import StoreError, TileAccessError, TileStore
 from infinite_tensor.errors import DependantsRemainWarning
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.chain import NAMES, STAGES, Chain, Window, expected, open_chain_store, random_parts
 from tests.support.interpreters import QUIET_FORKS, Team
 from tests.support.members import plain
@@ -27,7 +26,7 @@ from tests.support.s3_server import READER, S3Server
 BOX: Box = ((-9, -9), (12, 12))
 
 
-def open_on_s3(url: str, options: dict[str, Any], **more: Any) -> PersistentTileStore:
+def open_on_s3(url: str, options: dict[str, Any], **more: Any) -> TileStore:
     return open_chain_store(url, storage_options=options, **more)
 
 
