@@ -41,6 +41,8 @@ from PIL import Image
 from torch import nn
 
 from infinite_tensor import InfiniteTensor, TensorWindow, digest
+
+# Inside: records, see above.
 from infinite_tensor.values.code import is_installed
 from infinite_tensor.values.functions import Changes, FunctionRecord, Functions, changes
 from tests.support.networks import Net, Painter, closing_over, filled, with_net

@@ -18,6 +18,8 @@ pytest.importorskip("h5py")
 
 from infinite_tensor import HDF5TileStore, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+
+# Inside: the end of what writers do in the background.
 from infinite_tensor.tilestore.writer import Writer
 from tests.durability.faults.disks import SmallDisk, small_disk
 from tests.support.chain import Chain, Scrambled

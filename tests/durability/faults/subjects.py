@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorBlob, TileStore, ZarrTileStore, sl
+
+# Inside: locks that no call takes for long.
 from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.forks import Lock
 from tests.durability.faults.conftest import pair

@@ -22,7 +22,6 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor import DamagedDataWarning, MemoryTileStore, StoreError, TileStore, ZarrTileStore
-from infinite_tensor.engine import assemble
 from tests.behaviour.test_properties import History, boxes_of
 from tests.durability.faults.conftest import pair
 from tests.support.faulty_store import READS, SILENT, Faults, FaultyStore
@@ -139,7 +138,7 @@ class FaultyHistory(History):
 
 def _play(pipeline: Pipeline, storages: Sequence[Store], faults: Faults) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "_BLOCK_BYTES", pipeline.block_bytes)
+        patch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", pipeline.block_bytes)
         with warnings.catch_warnings(record=True) as damages:
             warnings.simplefilter("always", DamagedDataWarning)
             history = FaultyHistory(pipeline, storages, faults)

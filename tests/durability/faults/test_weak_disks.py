@@ -21,6 +21,8 @@ from fsspec.asyn import AsyncFileSystem
 
 from infinite_tensor import HDF5TileStore, StoreError, TensorBlob, TensorGroup, ValidationError, ZarrTileStore
 from infinite_tensor.errors import WeakerStorageWarning
+
+# Inside: what has been told once.
 from infinite_tensor.support import disks
 from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth
 from tests.stores.blobs.rows import SHAPE, numbered

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from hypothesis import strategies as st
 
+# Inside: bytes of parts that no store writes.
 from infinite_tensor.tilestore.partial import PartialTile, _digest
 from tests.support.stored import DTYPES, dtype_name
 

@@ -11,6 +11,8 @@ import torch
 from s3fs import S3FileSystem
 
 from infinite_tensor import StoreError, TensorBlob
+
+# Inside: how long a right to write lasts.
 from infinite_tensor_stores.blobs.writers import FOLDER, SECONDS
 from tests.stores.blobs.killed import WIDTH, kill_at_random, rows
 from tests.support.interpreters import Team
