@@ -36,6 +36,9 @@ class Subject(ABC):
     def check(self) -> None:
         """It is right, and as usable as before."""
 
+    def flush(self) -> None:  # noqa: B027  (a lock has none)
+        """What it holds is stored."""
+
     def end(self) -> None:  # noqa: B027  (a lock has none)
         """It is left, and right where it is opened again."""
 
@@ -86,6 +89,9 @@ class Tiles(Subject):
     def check(self) -> None:
         assert torch.equal(self.slope.read(plot(self._y)), self._true[plot(self._y)])
         assert not self.store.closed
+
+    def flush(self) -> None:
+        self.store.flush()
 
     def end(self) -> None:
         self.store.close()
