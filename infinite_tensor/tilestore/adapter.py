@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from infinite_tensor.tilestore.backend import Backend, TensorHandle
-from infinite_tensor.tilestore.inventory import Damage
+from infinite_tensor.tilestore.inventory import Damage, TensorInfo
 from infinite_tensor.tilestore.messages import lacking
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 
@@ -24,15 +24,14 @@ _OF_BACKEND = {
     "close": "_close_backend",
     "resume": "_resume",
 }
-_OF_DEFINITION = {"describe": "_describe_tensor", "stored_size": "_stored_size"}
 _OF_TENSOR = {
     **{name[1:]: name for name in _NEEDED[4:]},
     **{name: f"_{name}" for name in ("delete_tiles", "generation", "read_encoded", "write_encoded")},
     "find": "_has_tiles",
     "find_in": "_find_tiles",
 }
-_OTHERS = ("_check_definition", "_write_copy", "_verify_tensor", "_bind_tensor", "_encoding")
-_OPTIONAL = {*_OF_BACKEND.values(), *_OF_DEFINITION.values(), *_OF_TENSOR.values(), *_OTHERS}
+_OTHERS = ("_describe_tensor", "_check_definition", "_write_copy", "_verify_tensor", "_bind_tensor", "_encoding")
+_OPTIONAL = {*_OF_BACKEND.values(), *_OF_TENSOR.values(), *_OTHERS}
 
 
 class StoreRef:
@@ -56,10 +55,6 @@ class StoreRef:
         """Call a method of the store."""
         return getattr(self._ref(), method)(*given, **options)
 
-    def call_with_definition(self, method: str, stored: StoredTensor, *more: object) -> Any:
-        """Call a method of the store for a stored tensor."""
-        return self.call(method, stored.tensor_id, stored.fields, *more)
-
 
 class StoreBackend(Backend):
     """The methods of a store for definitions. Raise TypeError if one of the eight methods is missing."""
@@ -69,10 +64,9 @@ class StoreBackend(Backend):
         self.lacks = frozenset(name for name in _OPTIONAL if getattr(kind, name, None) is None)
         if missing := [name for name in _NEEDED if name in self.lacks]:
             raise TypeError(f"{kind.__name__} cannot store tensors; implement {', '.join(missing)}")
-        for names, call in ((_OF_BACKEND, store.call), (_OF_DEFINITION, store.call_with_definition)):
-            for name, own in names.items():
-                if own not in self.lacks:
-                    setattr(self, name, partial(call, own))
+        for name, own in _OF_BACKEND.items():
+            if own not in self.lacks:
+                setattr(self, name, partial(store.call, own))
 
     def __str__(self) -> str:
         return str(self._store())
@@ -105,6 +99,13 @@ class StoreBackend(Backend):
             if own not in self.lacks:
                 setattr(handle, name, partial(self._store.call, own, tensor_id))
         return handle
+
+    def describe(self, stored: StoredTensor) -> TensorInfo:
+        """See `Backend`."""
+        if "_describe_tensor" in self.lacks:
+            raise lacking(self, "_describe_tensor")
+        info: TensorInfo = self._store.call("_describe_tensor", stored.tensor_id, stored.fields)
+        return info
 
     def verify(self, stored: StoredTensor, *, repair: bool) -> list[Damage]:
         """See `Backend`."""

@@ -16,7 +16,7 @@ from infinite_tensor.tilestore.documents import (
     name_of,
     sealed,
 )
-from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.messages import lacking, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
@@ -267,10 +267,6 @@ class Backend:
     def describe(self, stored: StoredTensor) -> TensorInfo:  # noqa: ARG002
         """Describe a tensor and its stored data."""
         raise lacking(self, "_describe_tensor")
-
-    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize | None:  # noqa: ARG002
-        """Count the complete tiles of a tensor, up to `most`, with one or two requests. None if that is impossible."""
-        return None
 
     def verify(self, stored: StoredTensor, *, repair: bool) -> list[Damage]:
         """Check all stored data of a tensor, and list damaged data. If `repair` is True, delete the damaged data."""

@@ -25,8 +25,8 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.cache import TileCache
-from infinite_tensor.tilestore.documents import GROUP, TENSOR, name_of
-from infinite_tensor.tilestore.inventory import Damage, Garbage, Inventory, Known, StoredSize, TensorInfo
+from infinite_tensor.tilestore.documents import GROUP, name_of
+from infinite_tensor.tilestore.inventory import Damage, Garbage, Inventory, Known, TensorInfo
 from infinite_tensor.tilestore.layout import Record, TileLayout
 from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions, lacking
 from infinite_tensor.tilestore.partial import TileInProgress
@@ -242,17 +242,6 @@ class Contents:
             return False
         return self.tiles.read(record, start, as_array(out))
 
-    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize | None:
-        """Count the complete tiles in storage, and the tiles with unstored windows.
-
-        Return None if the backend cannot count quickly.
-        """
-        self.check_open()
-        what = f"tensor {stored.tensor_id!r}"
-        size = self.storage.backend.ask(self.storage.backend.stored_size, stored, most, to="describe", what=what)
-        record = self.registry.records.get(stored.tensor_id)
-        return None if size is None else replace(size, pending=0 if record is None else self.tiles.pending(record))
-
     def tile_in_memory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> torch.Tensor | None:
         """Return the pixels ``[start, stop)`` as a complete tile in memory.
 
@@ -387,10 +376,6 @@ class Contents:
         The stored definition may be damaged.
         """
         return tensor_id in self.registry.records or self.storage.documents.holds(tensor_id)
-
-    def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return up to `most` ids of stored tensors, and an upper bound for the number of further ids."""
-        return self.storage.documents.some_ids(TENSOR, most)
 
     def stored(self, tensor_id: str) -> StoredTensor:
         """Return the stored definition of a tensor."""

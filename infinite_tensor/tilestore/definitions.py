@@ -177,18 +177,6 @@ class Documents:
                 found.append(told)
         return found
 
-    def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
-        """Return up to `most` ids, and an upper bound for the number of further ids.
-
-        The ids are derived from the names of documents. No document is checked.
-        """
-        names = sorted(self._list(kind))
-        looked = names[: 2 * most]
-        found = zip(looked, self._read(looked), strict=True)
-        # A cleared tensor may leave a name behind, without a document.
-        told = [id_of(name) or name for name, document in found if document is not None]
-        return told[:most], len(told[most:]) + len(names) - len(looked)
-
     def holds(self, tensor_id: str) -> bool:
         """Return whether this library has stored a definition of a tensor, which may be damaged."""
         name = name_of(tensor_id)

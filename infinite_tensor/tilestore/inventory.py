@@ -14,33 +14,11 @@ import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_points
 from infinite_tensor.geometry.window import WindowGrid
-from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, panel, shown_id
+from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, panel
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
 
 K = TypeVar("K", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class StoredSize:
-    """The number of stored tiles of a tensor, and their size.
-
-    Attributes
-    ----------
-    tiles : int
-        The number of complete tiles.
-    bytes : int or None
-        The size of these tiles as stored; None if finding the size would take one request per tile.
-    counted : bool
-        Whether all tiles were counted. If False, there are more.
-    pending : int
-        The number of tiles in memory that are incomplete or not stored yet.
-    """
-
-    tiles: int
-    bytes: int | None
-    counted: bool = True
-    pending: int = 0
 
 
 @dataclass(frozen=True)
@@ -261,43 +239,6 @@ def missing_windows(
     for number in np.flatnonzero(begun[pair]).tolist():
         unknown[number] = tuple(windows[number].tolist()) not in held[pair[number]]
     return unique_points(windows[unknown])
-
-
-MOST_LISTED = 12
-"""The maximum number of ids in the repr of a store."""
-_MOST_CHARACTERS = 40
-"""The maximum number of characters shown of an id."""
-
-
-def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
-    """Return a short list of tensors for the repr of a store.
-
-    ``found()`` returns some ids and an upper bound for the number of further ids, or None if the store is closed. If
-    ``found()`` raises an error, the text names the type of the error.
-    """
-    try:
-        some = found()
-    except Exception as error:  # noqa: BLE001  (a debugger may show a half-initialized store)
-        return f"tensors cannot be listed ({type(error).__name__})"
-    if some is None:
-        return "closed"
-    ids, more = some
-    if not ids:
-        return "no tensors" if not more else f"up to {count_of(more)} tensors"
-    return f"{_counted(ids, more)} {', '.join(map(_shown, ids))}{f' and up to {count_of(more)} more' if more else ''}"
-
-
-def _counted(ids: Sequence[str], more: int) -> str:
-    if more:
-        return "tensors"
-    return "1 tensor" if len(ids) == 1 else f"{len(ids)} tensors"
-
-
-def _shown(tensor_id: str) -> str:
-    shown = shown_id(tensor_id)
-    if shown != tensor_id:
-        return shown
-    return repr(tensor_id if len(tensor_id) <= _MOST_CHARACTERS else f"{tensor_id[:_MOST_CHARACTERS]}...")
 
 
 # Dependencies between tensors, according to the definitions.

@@ -19,7 +19,7 @@ from infinite_tensor.tilestore.backend import Backend, Unstored
 from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.documents import Document
-from infinite_tensor.tilestore.inventory import Garbage, StoredSize
+from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.layout import Record, TileLayout
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
@@ -152,16 +152,6 @@ class MemoryContents(Contents):
 
     def check_droppable(self, tensor_id: str) -> None:
         """Do nothing: tiles in memory can always be dropped."""
-
-    def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return up to `most` ids of tensors, and the number of further ids."""
-        ids = self.tensor_ids()
-        return ids[:most], len(ids[most:])
-
-    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize:  # noqa: ARG002  (counting is fast)
-        """Return the number of complete tiles in memory, their size, and the number of other tiles."""
-        info = self.info_of(stored.tensor_id)
-        return StoredSize(info.tiles_complete, info.bytes_stored, pending=info.tiles_partial)
 
     def clear_cache(self, tensor_id: str) -> None:
         """Drop all tiles of a tensor."""

@@ -16,7 +16,7 @@ from infinite_tensor.tilestore.adapter import StoreBackend, StoreRef
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.registry import Registry
@@ -24,7 +24,7 @@ from infinite_tensor.tilestore.storage import Storage
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.tilestore.stored_definition import FORMAT
 
-__all__ = ["FORMAT", "Damage", "Garbage", "PartialTile", "PersistentTileStore", "StoredSize", "TensorInfo"]
+__all__ = ["FORMAT", "Damage", "Garbage", "PartialTile", "PersistentTileStore", "TensorInfo"]
 
 K = TypeVar("K", bound=type)
 

@@ -12,15 +12,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.given import checked_age, checked_count, checked_flag, checked_id
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.inventory import (
-    MOST_LISTED,
-    Damage,
-    Garbage,
-    TensorInfo,
-    dependants_in,
-    listing,
-    readers_in,
-)
+from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo, dependants_in, readers_in
 from infinite_tensor.tilestore.messages import warn_of_dependants
 from infinite_tensor.values.definition import Blend, BlendName
 from infinite_tensor.values.reduction import Reduction
@@ -103,10 +95,7 @@ class TileStore:
         return own(self) if own is not TileStore.__repr__ else f"{type(self).__name__}()"
 
     def __repr__(self) -> str:
-        return f"{self}: {listing(self._some_ids)}"
-
-    def _some_ids(self) -> tuple[Sequence[str], int] | None:
-        return None if self.closed else self._contents.some_ids(MOST_LISTED)
+        return str(self)
 
     # Tensors.
 
@@ -335,16 +324,15 @@ class TileStore:
     ) -> CopyReport:
         """Copy a tensor into another store of any kind.
 
-        The definition and all stored tiles are copied, after a flush of this store. Complete and partial tiles are
-        copied in small groups to save memory. A store with a `concurrency` option makes up to `concurrency` requests at
-        a time. Between two Zarr stores, chunks are copied without decoding. A new tensor in the other store is
-        compressed as in this store, unless the other store was opened with `compressors`. In all other cases, tiles are
-        decoded and encoded again. The tile size stays the same.
+        The definition and all complete tiles are copied, after a flush of this store, in small groups to save memory.
+        Windows of incomplete tiles are computed again in the copy. A store with a `concurrency` option makes up to
+        `concurrency` requests at a time. Between two Zarr stores, chunks are copied without decoding. A new tensor in
+        the other store is compressed as in this store, unless the other store was opened with `compressors`. In all
+        other cases, tiles are decoded and encoded again. The tile size stays the same.
 
-        Each new tile is read back and compared byte by byte, so a copy that returns is correct. To continue an
-        interrupted copy, call the method again: only missing tiles are copied. Tiles that were already there are not
-        checked. To check them, call `other_store.verify`. To work with the copy, build the tensor with
-        ``tile_store=other_store``; `f` computes all missing windows.
+        To continue an interrupted copy, call the method again: only missing tiles are copied. A tile that was damaged
+        on the way is found by its checksum, when it is read, or by `other_store.verify`. To work with the copy, build
+        the tensor with ``tile_store=other_store``; `f` computes all missing windows.
 
         Parameters
         ----------
@@ -472,12 +460,6 @@ class TileStore:
         self._check_open()
         self._contents.check_writable(f"clear group {group_id!r}")
         self._contents.delete_group(group_id)
-
-    def _repr_html_(self) -> str:
-        # Imported here, because views import stores.
-        from infinite_tensor.views.showing import html_of_store  # noqa: PLC0415
-
-        return html_of_store(self)
 
     # Lifetime.
 

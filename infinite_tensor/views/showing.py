@@ -1,15 +1,13 @@
 """Tables of tensors for notebooks, and drawings by matplotlib.
 
-Tables compute nothing. Stores are queried on a separate thread, with a time limit. If a store fails, a line of the
-table reports the error.
+Tables show definitions, and read nothing from a store.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +21,8 @@ from infinite_tensor.groups.group import TensorGroup
 from infinite_tensor.groups.members import scale_text
 from infinite_tensor.support.given import checked_flag, quoted
 from infinite_tensor.support.nested import show
-from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, note, panel, shown_id, table
+from infinite_tensor.support.tables import code, count_of, facts, note, panel, shown_id, table
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import TileStore
-from infinite_tensor.tilestore.store import contents_of
-from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import names_of
 from infinite_tensor.values.dtypes import dtype_name
 from infinite_tensor.views.colours import MOST_LABELS, are_labels
@@ -37,10 +32,6 @@ from infinite_tensor.views.plane import channels_of
 if TYPE_CHECKING:
     import matplotlib.axes
 
-LONGEST_SECONDS = 3.0
-"""Longest wait for a store. After this time, a table reports no answer."""
-MOST_COUNTED = 1000
-"""Maximum number of tiles to count for a table. A single listing of S3 returns as many."""
 _MOST_ROWS = 12
 _HALF = 256
 """Pixels of an unbounded dimension to draw on each side of 0."""
@@ -53,29 +44,9 @@ _BLANK = "0.85"
 """Grey of missing pixels."""
 
 
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _looked_up(look: Callable[[], str]) -> str:
-    """Return the HTML from ``look()``, or a note about an error or a timeout."""
-    found = []
-
-    def work() -> None:
-        try:
-            found.append(look())
-        except BaseException as error:  # noqa: BLE001  (every error is shown)
-            found.append(note(_told(error)))
-
-    thread = threading.Thread(target=work, name="infinite_tensor-look", daemon=True)
-    thread.start()
-    thread.join(LONGEST_SECONDS)
-    return found[0] if found else note(f"The store has not answered within {LONGEST_SECONDS:g} s.")
-
-
 def html_of_tensor(tensor: InfiniteTensor) -> str:
     """Return the HTML of a tensor for a notebook."""
-    rows = [*_facts_of(tensor), ("store", code(tensor.tile_store)), ("stored", _looked_up(lambda: _stored(tensor)))]
+    rows = [*_facts_of(tensor), ("store", code(tensor.tile_store))]
     return panel("InfiniteTensor", code(shown_id(tensor.tensor_id)), facts(rows))
 
 
@@ -113,27 +84,6 @@ def _shape_told(shape: Shape, dims: Sequence[str]) -> str:
     return told.replace(" ", "\u00a0")
 
 
-def _stored(tensor: InfiniteTensor) -> str:
-    node = node_of(tensor)
-    if node.computation.copied:
-        return "nothing: its source is read each time"
-    node.contents.check_open()
-    return _size_told(node.store, node.contents.stored(tensor.tensor_id))
-
-
-def _size_told(store: TileStore, stored: StoredTensor) -> str:
-    size = contents_of(store).stored_size(stored, MOST_COUNTED)
-    if size is None:
-        return escaped("not counted: it would take too long")
-    more = "" if size.counted else "at least "
-    told = [f"{more}{count_of(size.tiles)} complete tile{'' if size.tiles == 1 else 's'}"]
-    if size.bytes is not None and size.tiles:
-        told.append(f"{more}{bytes_of(size.bytes)}")
-    if size.pending:
-        told.append(f"{count_of(size.pending)} more in memory")
-    return escaped(", ".join(told))
-
-
 def html_of_group(group: TensorGroup) -> str:
     """Return the HTML of a group for a notebook."""
     keys: list[Any] = group.keys(include_nested=True, leaves_only=True)
@@ -151,40 +101,8 @@ def html_of_group(group: TensorGroup) -> str:
         ]
         rows.append([code(cell) for cell in cells])
     name = code(_shape_told(group.shape, names_of(None, group.ndim)))
-    return panel("TensorGroup", name, table("", headings, rows, left=len(headings)), _rest(len(keys) - len(rows)))
-
-
-def _rest(count: int) -> str:
-    return note(f"and {count_of(count)} more") if count else ""
-
-
-def html_of_store(store: TileStore) -> str:
-    """Return the HTML of a store for a notebook.
-
-    The table lists the first tensors of the store, as many as can be looked up in time.
-    """
-    name = code(str(store).removeprefix(type(store).__name__))
-    if store.closed:
-        return panel(type(store).__name__, name, note("The store is closed; `with store:` opens it again."))
-    rows: list[list[str]] = []
-    rest = _looked_up(lambda: _list(store, rows))
-    listed = table("", ["tensor", "shape", "dtype", "stored"], list(rows), left=4) if rows else ""
-    return panel(type(store).__name__, name, listed, rest)
-
-
-def _list(store: TileStore, rows: list[list[str]]) -> str:
-    """Append a row for each of the first tensors. Return a note with the number of further tensors."""
-    ids, more = contents_of(store).some_ids(_MOST_ROWS)
-    for tensor_id in ids:
-        try:
-            stored = contents_of(store).stored(tensor_id)
-            definition = stored.definition
-            shape = _shape_told(definition.shape, names_of(definition.dims, len(definition.shape)))
-            row = [code(shape), code(dtype_name(definition.dtype)), _size_told(store, stored)]
-        except Exception as error:  # noqa: BLE001  (the other tensors are still listed)
-            row = ["", "", escaped(_told(error))]
-        rows.append([code(shown_id(tensor_id)), *row])
-    return _rest(more) if ids else note("The store has no tensors.")
+    more = note(f"and {count_of(len(keys) - len(rows))} more") if len(keys) > len(rows) else ""
+    return panel("TensorGroup", name, table("", headings, rows, left=len(headings)), more)
 
 
 # Drawings.

@@ -72,8 +72,6 @@ class Home(ABC):
         The number of requests of one call that are under way at a time.
     lists_details : bool
         Whether `entries` gives times, and sizes without requests of their own.
-    lists_in_pages : bool
-        Whether a listing can be stopped early, without requests for the rest.
     """
 
     root: Path | None = None
@@ -82,7 +80,6 @@ class Home(ABC):
     is_near = False
     at_once = 1
     lists_details = True
-    lists_in_pages = True
 
     @abstractmethod
     def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:

@@ -84,8 +84,6 @@ class RemoteHome(Home):
         Options in place of those of `files`. If there are any, a file system like `files` is used.
     """
 
-    lists_in_pages = False
-
     def __init__(
         self, files: Any, path: str, mask: LoginMask, *, read_only: bool, at_once: int, **changes: Any
     ) -> None:

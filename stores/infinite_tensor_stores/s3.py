@@ -48,7 +48,6 @@ class S3Home(RemoteHome):
     """
 
     files: S3FileSystem
-    lists_in_pages = True
 
     def __init__(
         self, files: S3FileSystem, path: str, mask: LoginMask, *, read_only: bool, at_once: int, timeout: float

@@ -14,7 +14,7 @@ import numpy as np
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.documents import GROUP, TENSOR, Document, name_of
-from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
+from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.stored_definition import StoredTensor
@@ -278,11 +278,6 @@ class HDF5Backend(Backend):
             sizes = members.sizes(group, [name for name in members.names_in(group) if name != members.DEFINITION])
             counts = len(tiles), len(begun - tiles), sum(sizes)
             return TensorInfo(stored.tensor_id, dict(stored.fields), *counts, group.name)
-
-    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize:  # noqa: ARG002
-        """See `Backend`."""
-        with self._opened_file().opened(self) as root:
-            return StoredSize(len(members.tiles_in(root[name_of(stored.tensor_id)])[0]), None)
 
     def collect_garbage(self) -> Garbage:
         """See `Backend`."""

@@ -17,7 +17,7 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.definitions import Documents
 from infinite_tensor.tilestore.documents import GROUP, Document, intact, name_of, sealed
-from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
+from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.stored_definition import StoredTensor
@@ -336,19 +336,6 @@ class ZarrBackend(Backend):
         begun = self._home.exist(map(place.chunk, logs)).count(False)
         fields, reason = dict(stored.fields), why_no_ome(stored.definition)
         return TensorInfo(stored.tensor_id, fields, complete, begun, size, place.array, reason)
-
-    def stored_size(self, stored: StoredTensor, most: int) -> StoredSize | None:
-        """See `Backend`."""
-        place, home = ArrayPlace(stored), self._home
-        if not home.lists_in_pages:
-            return None
-        folder = f"{place.array}/c"
-        if home.lists_details:
-            entries = list(itertools.islice(home.entries(folder), most))
-            keys, size = [key for key, _ in entries], sum(chunk.size for _, chunk in entries)
-        else:
-            keys, size = list(itertools.islice(home.keys(folder), most)), None
-        return StoredSize(sum(place.tile_of_chunk(key) is not None for key in keys), size, len(keys) < most)
 
     def collect_garbage(self) -> Garbage:
         """See `Backend`."""

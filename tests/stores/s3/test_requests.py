@@ -14,9 +14,7 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from infinite_tensor.views import showing
 from tests.support.counting import Constant, Counted
-from tests.support.html import Page
 from tests.support.s3_obstore import obstore_at
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import S3Server
@@ -331,45 +329,3 @@ def test_gc_lists_and_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server:
     assert kinds["POST"] == 2
     # The tensors, and what the one has; the objects, to count them and to delete them.
     assert kinds["LIST"] == 2 + 2 * 2
-
-
-# What a notebook asks to show a tensor or a store.
-
-
-@pytest.mark.slow
-def test_a_tensor_costs_three_requests(proxy: Proxy, server: S3Server, url: str) -> None:
-    f = Counted(VALUE)
-    with through(proxy, server, url) as store:
-        whole_tiles(store, f)[-8:320, -8:240]
-    calls = list(f.calls)
-    with through(proxy, server, url) as store:
-        t = whole_tiles(store, f)
-        with proxy.counting() as shown:
-            page = Page(t._repr_html_())
-    assert f.calls == calls
-    assert "at least 1,000 complete tiles" in page.text
-    # The definition, with the root of the store; the first thousand chunks.
-    assert shown == {"GET": 2, "LIST": 1}
-
-
-@pytest.mark.slow
-def test_a_store_costs_three_requests_a_row(proxy: Proxy, server: S3Server, url: str) -> None:
-    with through(proxy, server, url) as store:
-        for number in range(3):
-            whole_tiles(store, Counted(VALUE), f"t{number}")
-        with proxy.counting() as shown:
-            page = Page(store._repr_html_())
-    assert "t2" in page.text
-    assert shown["LIST"] == 1 + 3
-    assert sum(shown.values()) <= 1 + 1 + 3 + 3 * 3
-
-
-def test_a_server_that_is_down_is_told_of_in_time(server: S3Server, url: str) -> None:
-    proxy = Proxy(server.url)
-    options = {**server.options(), "endpoint_url": proxy.url}
-    store = ZarrTileStore(url, tile_size=TILE, storage_options=options, timeout=6.0)
-    t = whole_tiles(store, Counted(VALUE))
-    proxy.close()
-    text = Page(t._repr_html_()).text
-    assert "could not" in text or f"not answered within {showing.LONGEST_SECONDS:g} s" in text
-    store.close(discard=True)
