@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from infinite_tensor.tilestore.documents import Document
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.layout import Record, TileLayout
 from infinite_tensor.tilestore.lru import LRU, check_limit
-from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.registry import Registry
 from infinite_tensor.tilestore.storage import Entry, Key, Storage
 from infinite_tensor.tilestore.store import TileStore
@@ -42,13 +41,6 @@ class MemoryTensor(Unstored):
         """Return the complete tiles in memory."""
         found = self._held(tiles)
         return [None if isinstance(entry, TileInProgress | None) else as_tensor(entry).cpu() for entry in found]
-
-    def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """Return the windows of tiles in progress."""
-        cache = self._tiles()
-        # Held until the end: other threads change tiles in progress.
-        with nullcontext() if cache is None else cache.lock:
-            return [entry.unstored() if isinstance(entry, TileInProgress) else None for entry in self._held(tiles)]
 
     def find_in(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """Find the tiles in memory."""

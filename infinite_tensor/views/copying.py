@@ -1,18 +1,16 @@
 """Copying of tensors from one store to another.
 
-Definitions are copied first, then tiles. Tiles are not re-encoded if both stores use the same encoding.
+Definitions are copied first, then complete tiles. Tiles are not re-encoded if both stores use the same encoding.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
-
-from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Reporting, Tally
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection, parse
@@ -23,7 +21,6 @@ from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, coun
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.inventory import sources_first
 from infinite_tensor.tilestore.layout import Record
-from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.store import TileStore, contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import differences
@@ -49,9 +46,7 @@ class TensorCopy:
     tensor_id : str
         The id of the tensor.
     tiles : int
-        The number of complete tiles moved.
-    partial : int
-        The number of incomplete tiles with moved windows.
+        The number of tiles moved.
     there : int
         The number of tiles not moved, because the target already had them.
     damaged : int
@@ -62,10 +57,14 @@ class TensorCopy:
 
     tensor_id: str
     tiles: int = 0
-    partial: int = 0
     there: int = 0
     damaged: int = 0
     bytes: int = 0
+
+    def __add__(self, more: TensorCopy) -> TensorCopy:
+        """Add the counts of further tiles of the same tensor."""
+        counts = [getattr(self, name) + getattr(more, name) for name in ("tiles", "there", "damaged", "bytes")]
+        return TensorCopy(self.tensor_id, *counts)
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +90,6 @@ class CopyReport(Tabular):
 
     _COLUMNS: ClassVar = {
         "tiles": ("tiles", count_of),
-        "partial": ("partial", count_if_any),
         "there already": ("there", count_if_any),
         "damaged": ("damaged", count_if_any),
         "moved": ("bytes", bytes_of),
@@ -99,7 +97,7 @@ class CopyReport(Tabular):
 
     @property
     def tiles(self) -> int:
-        """The number of complete tiles moved, in total."""
+        """The number of tiles moved, in total."""
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
@@ -297,7 +295,7 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
 
 
 def _copy(job: _Job, source: Contents, target: Contents, tally: Tally) -> TensorCopy:
-    spec, selection, record = job.spec, job.selection, job.record
+    spec, record = job.spec, job.record
     source.check_current(record)
     with target.lock:
         known = target.registry.records.get(spec.tensor_id)
@@ -305,184 +303,54 @@ def _copy(job: _Job, source: Contents, target: Contents, tally: Tally) -> Tensor
             target.check_there(known)
         there = target.registry.record_of(spec, job.stored)
         target.registry.amend(there, spec.definition)
-    copied = Tiles(record, source, there, target, tally).copy(selection)
+    tiles = _complete(record, source, job.selection)
+    tally.expect(len(tiles))
+    present = _present(there, target, tiles)
+    copied = TensorCopy(spec.tensor_id)
+    length = max(1, min(_BATCH_TILES, _BATCH_BYTES // record.layout.tile_bytes))
+    for begin in range(0, len(tiles), length):
+        batch = tiles[begin : begin + length]
+        found = present if present is not None else set(target.storage.find(there, batch))
+        missing = [tile for tile in batch if tile not in found]
+        sizes = _move(record, source, there, target, missing) if missing else []
+        # Tiles that have left a memory store meanwhile are not damaged.
+        damaged = len(missing) - len(sizes) if source.outlives_process else 0
+        copied += TensorCopy(spec.tensor_id, len(sizes), len(batch) - len(missing), damaged, sum(sizes))
+        tally.count(spec.tensor_id, len(batch))
     source.check_there(record)
     target.check_there(there)
     target.storage.flush()
-    # The target's cache lacks windows added to incomplete tiles by the copy.
+    # The target's cache may have incomplete tiles that the copy has completed.
     target.tiles.drop_stored(spec.tensor_id, in_progress=True)
     return copied
 
 
-def _stored(record: Record, source: Contents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
+def _complete(record: Record, source: Contents, selection: Selection | None) -> list[Index]:
     if selection is not None and is_empty(selection.start, selection.stop):
-        return [], []
-    layout = record.layout
-    start, stop = layout.pixels if selection is None else (selection.start, selection.stop)
-    complete, begun = source.storage.find_in(record, *layout.box(start, stop))
-    return sorted(complete), sorted(begun - complete)
+        return []
+    start, stop = record.layout.pixels if selection is None else (selection.start, selection.stop)
+    return sorted(source.storage.find_in(record, *record.layout.box(start, stop))[0])
 
 
-class Tiles:
-    """Copier for the tiles of one tensor, in batches.
-
-    Each copy is read back and compared with the original.
-    """
-
-    def __init__(self, record: Record, source: Contents, there: Record, target: Contents, tally: Tally) -> None:
-        self._record = record
-        self._source = source
-        self._there = there
-        self._target = target
-        self._tally = tally
-        self._tensor_id = tensor_id = record.spec.tensor_id
-        encoding = record.handle.encoding
-        self._alike = encoding is not None and encoding == there.handle.encoding
-        self._copied = TensorCopy(tensor_id)
-        self._begun_there: set[Index] = set()
-
-    def copy(self, selection: Selection | None) -> TensorCopy:
-        """Copy all stored tiles, or only the tiles of a region."""
-        complete, begun = _stored(self._record, self._source, selection)
-        self._tally.expect(len(complete) + len(begun))
-        there = self._find(complete, begun)
-        for some in self._batches(complete):
-            missing = [tile for tile in some if tile not in there] if there is not None else self._missing(some)
-            self._move(missing)
-            self._add(there=len(some) - len(missing))
-            self._tally.count(self._tensor_id, len(some))
-        for some in self._batches(begun):
-            self._move_partials(some if there is None else [tile for tile in some if tile not in there])
-            self._tally.count(self._tensor_id, len(some))
-        return self._copied
-
-    def _find(self, *tiles: Sequence[Index]) -> set[Index] | None:
-        """Look up tiles in the target. Return the complete tiles, or None if the target cannot list tiles."""
-        wanted = [tile for some in tiles for tile in some]
-        if not wanted or "_find_tiles" in self._target.storage.backend.lacks:
-            return None
-        low = [min(along) for along in zip(*wanted, strict=True)]
-        high = [max(along) + 1 for along in zip(*wanted, strict=True)]
-        complete, self._begun_there = self._target.storage.find_in(self._there, low, high)
-        return complete
-
-    def _missing(self, tiles: Sequence[Index]) -> list[Index]:
-        there = set(self._target.storage.find(self._there, tiles))
-        self._begun_there.update(tile for tile in tiles if tile not in there)
-        return [tile for tile in tiles if tile not in there]
-
-    def _batches(self, tiles: Sequence[Index]) -> Iterator[Sequence[Index]]:
-        length = max(1, min(_BATCH_TILES, _BATCH_BYTES // self._record.layout.tile_bytes))
-        return (tiles[begin : begin + length] for begin in range(0, len(tiles), length))
-
-    def _add(self, **more: int) -> None:
-        self._copied = replace(
-            self._copied, **{name: getattr(self._copied, name) + count for name, count in more.items()}
-        )
-
-    def _move(self, tiles: Sequence[Index]) -> None:
-        """Copy complete tiles. Then delete the partial tiles of the target at the same indices."""
-        if not tiles:
-            return
-        moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
-        begun = [tile for tile in moved if tile in self._begun_there]
-        with self._target.storing(self._there) as storage:
-            if begun:
-                # Read first, because a backend may delete only known parts.
-                storage.read_partials(self._there, begun)
-            storage.write(self._there, {}, dict.fromkeys(begun), "copy")
-        # Tiles that have left a memory store meanwhile are not damaged.
-        damaged = len(tiles) - len(moved) if self._source.outlives_process else 0
-        self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=damaged)
-
-    def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
-        found = self._source.storage.read_encoded(self._record, tiles)
-        self._source.check_current(self._record)
-        present = {tile: data for tile, data in found.items() if data is not None}
-        with self._target.storing(self._there) as storage:
-            storage.write_encoded(self._there, present)
-        again = self._target.storage.read_encoded(self._there, list(present))
-        self._target.check_current(self._there)
-        _check(self._there, self._target, (tile for tile, data in present.items() if again[tile] != data))
-        return {tile: len(data) for tile, data in present.items()}
-
-    def _move_decoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
-        found = self._source.storage.read_tiles(self._record, tiles)
-        self._source.check_current(self._record)
-        present = {tile: block for tile, block in found.items() if block is not None}
-        _store_blocks(self._there, self._target, present)
-        return {tile: block.nbytes for tile, block in present.items()}
-
-    def _move_partials(self, tiles: Sequence[Index]) -> None:
-        if not tiles:
-            return
-        target = self._target.storage
-        found = self._source.storage.read_partials(self._record, tiles)
-        self._source.check_current(self._record)
-        known = target.read_partials(self._there, tiles)
-        news = {tile: _news(part, known[tile]) for tile, part in found.items() if part is not None}
-        parts = {tile: part for tile, part in news.items() if part is not None}
-        if parts:
-            with self._target.storing(self._there):
-                target.write(self._there, {}, parts, "copy")
-            again = target.read_partials(self._there, list(parts))
-            self._target.check_current(self._there)
-            lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
-            # Another writer may have completed a tile in the target meanwhile.
-            _check(self._there, self._target, set(lacking) - set(target.find(self._there, lacking)))
-        self._add(partial=len(parts), there=len(news) - len(parts), bytes=sum(part.nbytes for part in parts.values()))
-        # Another writer may have completed a tile in the source meanwhile.
-        gone = [tile for tile, part in found.items() if part is None]
-        self._begun_there.update(tile for tile in gone if known[tile] is not None)
-        self._move(self._source.storage.find(self._record, gone) if gone else [])
-
-
-def _store_blocks(record: Record, target: Contents, blocks: Mapping[Index, torch.Tensor]) -> None:
-    with target.storing(record) as storage:
-        storage.write(record, blocks, {}, "copy")
-    again = target.storage.read_tiles(record, list(blocks))
-    target.check_current(record)
-    _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))
-
-
-def _check(record: Record, target: Contents, wrong: Iterable[Index]) -> None:
-    tiles = sorted(wrong)
-    if tiles:
-        more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
-        raise StoreError(
-            f"{target}: tile {tiles[0]}{more} of tensor {record.spec.tensor_id!r} was copied, but not read back as "
-            "written; the storage may be damaged. The original is unchanged: copy again"
-        )
-
-
-def _same_bits(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
-    return found is not None and torch.equal(
-        found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)
-    )
-
-
-def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
-    """Return the windows missing in the target's copy of a partial tile.
-
-    `part` is the tile in the source, and `known` in the target. Return None if no windows are missing.
-    """
-    if known is None:
-        return part
-    longer = part.prefix_length > known.prefix_length
-    pieces = {index: piece for index, piece in part.pieces.items() if index not in known.pieces}
-    if not longer and not pieces:
+def _present(there: Record, target: Contents, tiles: Sequence[Index]) -> set[Index] | None:
+    """List the complete tiles of the target around `tiles`. Return None if its backend cannot list tiles."""
+    if not tiles or "_find_tiles" in target.storage.backend.lacks:
         return None
-    return PartialTile(part.prefix if longer else None, part.prefix_length if longer else 0, pieces)
+    low = [min(along) for along in zip(*tiles, strict=True)]
+    high = [max(along) + 1 for along in zip(*tiles, strict=True)]
+    return target.storage.find_in(there, low, high)[0]
 
 
-def _knows(found: PartialTile | None, part: PartialTile) -> bool:
-    """Whether the partial tile `found`, read back, contains all windows of `part`, just written."""
-    if found is None or found.prefix_length < part.prefix_length:
-        return False
-    if (
-        part.prefix is not None
-        and found.prefix_length == part.prefix_length
-        and not _same_bits(found.prefix, part.prefix)
-    ):
-        return False
-    return all(_same_bits(found.pieces.get(index), piece) for index, piece in part.pieces.items())
+def _move(record: Record, source: Contents, there: Record, target: Contents, tiles: Sequence[Index]) -> list[int]:
+    """Move tiles that are intact in the source. Return their sizes in bytes."""
+    encoding = record.handle.encoding
+    is_encoded = encoding is not None and encoding == there.handle.encoding
+    read = source.storage.read_encoded if is_encoded else source.storage.read_tiles
+    found: dict[Index, Any] = {tile: data for tile, data in read(record, tiles).items() if data is not None}
+    source.check_current(record)
+    with target.storing(there) as storage:
+        if is_encoded:
+            storage.write_encoded(there, found)
+        else:
+            storage.write(there, found, {}, "copy")
+    return [len(data) if is_encoded else data.nbytes for data in found.values()]

@@ -16,6 +16,7 @@ from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import (
+    DamagedDataWarning,
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
@@ -28,7 +29,6 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.errors import RegionError
-from infinite_tensor.filling import FillReport
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
@@ -64,16 +64,9 @@ def copy(tmp_path: Path) -> ZarrTileStore:
 
 @pytest.fixture
 def expected(store: ZarrTileStore) -> torch.Tensor:
-    """What the store holds of a tensor."""
-    pixels: torch.Tensor = made(store)[0:20, 0:20]
+    """What the store holds of a tensor: four complete tiles, and windows of others."""
+    pixels: torch.Tensor = made(store)[0:16, 0:16]
     return pixels
-
-
-@pytest.fixture
-def filled(store: ZarrTileStore, expected: torch.Tensor) -> ZarrTileStore:
-    """The store, which holds that."""
-    assert expected.shape == (20, 20)
-    return store
 
 
 # Where to.
@@ -94,8 +87,8 @@ def test_a_copy_goes_to_a_path_a_url_or_a_store(store: ZarrTileStore, expected: 
         report = store.copy("t", target, progress=False)
         f = Counted(noise)
         copy = made(target, f)
-        assert same_bits(copy[0:20, 0:20], expected)
-        assert f.calls == []
+        assert same_bits(copy[0:16, 0:16], expected)
+        assert (report.tiles, f.calls) == (4, [])
         assert report.target == str(copy.tile_store)
         copy.tile_store.close()
 
@@ -115,7 +108,7 @@ def test_another_program_opens_the_copy(store: ZarrTileStore, tmp_path: Path) ->
 
 def test_between_zarr_stores_chunks_are_moved_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8, compressors=LZ4)
-    made(store)[0:20, 0:20]
+    made(store)[0:16, 0:16]
     store.flush()
     stored = chunks_of(store)
 
@@ -138,11 +131,11 @@ def test_a_store_that_was_given_compressors_encodes_a_copy_anew(tmp_path: Path, 
         ZarrTileStore(tmp_path / "s.zarr", tile_size=8),
         ZarrTileStore(tmp_path / "c.zarr", compressors=compressors),
     )
-    expected = made(store)[0:20, 0:20]
+    expected = made(store)[0:16, 0:16]
     store.copy("t", copy, progress=False)
     assert chunks_of(copy).keys() == chunks_of(store).keys()
     assert chunks_of(copy) != chunks_of(store)
-    assert same_bits(copy.open("t")[0:16, 0:16], expected[:16, :16])
+    assert same_bits(copy.open("t")[0:16, 0:16], expected)
     fresh = ZarrTileStore(tmp_path / "fresh.zarr", compressors=compressors, tile_size=8)
     made(fresh)
     assert copy.tensor_definition("t")["codecs"] == fresh.tensor_definition("t")["codecs"]
@@ -159,14 +152,26 @@ class Torn(WrapperStore[MemoryStore]):
 
 
 @pytest.mark.parametrize("compressors", ["auto", LZ4], ids=["as it is", "encoded anew"])
-@pytest.mark.filterwarnings("ignore::infinite_tensor.DamagedDataWarning")
-def test_a_copy_that_does_not_arrive_as_it_was_written_is_an_error(
+def test_damage_on_the_way_is_found_by_checksums_and_computed_again(
     store: ZarrTileStore, expected: torch.Tensor, compressors: Any
 ) -> None:
-    with pytest.raises(StoreError, match=r"tile \(.*\) and \d+ more of tensor 't' was copied, but not read back"):
-        store.copy("t", ZarrTileStore(Torn(MemoryStore()), compressors=compressors), progress=False)
-    assert store.verify("t") == []
-    assert same_bits(store.open("t")[0:16, 0:16], expected[:16, :16])
+    copy = ZarrTileStore(Torn(MemoryStore()), compressors=compressors)
+    store.copy("t", copy, progress=False)
+    assert len(copy.verify("t")) == 4
+    with pytest.warns(DamagedDataWarning):
+        assert same_bits(made(copy)[0:16, 0:16], expected)
+
+
+@pytest.mark.parametrize("compressors", ["auto", LZ4], ids=["as it is", "encoded anew"])
+def test_a_damaged_tile_is_left_out(store: ZarrTileStore, expected: torch.Tensor, compressors: Any) -> None:
+    store.flush()
+    chunk = Path(str(store.target)) / store.tensor_info("t").location / "c" / min(chunks_of(store))
+    chunk.write_bytes(b"damaged")
+    copy = ZarrTileStore(MemoryStore(), compressors=compressors)
+    with pytest.warns(DamagedDataWarning):
+        (copied,) = store.copy("t", copy, progress=False).tensors
+    assert (copied.tiles, copied.damaged) == (3, 1)
+    assert same_bits(made(copy)[0:16, 0:16], expected)
 
 
 class Full(WrapperStore[Any]):
@@ -181,38 +186,38 @@ class Full(WrapperStore[Any]):
 @pytest.mark.parametrize("compressors", ["auto", LZ4], ids=["as it is", "encoded anew"])
 def test_a_copy_without_room_says_how_to_continue(tmp_path: Path, compressors: Any) -> None:
     store, kept = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), MemoryStore()
-    expected = made(store)[0:20, 0:20]
-    with pytest.raises(StoreError, match=r"could not copy tile .*No space left .*; copy again to continue$"):
+    expected = made(store)[0:16, 0:16]
+    with pytest.raises(StoreError, match=r"No space left .*copy again"):
         store.copy("t", ZarrTileStore(Full(kept), compressors=compressors), progress=False)
     copy = ZarrTileStore(kept, compressors=compressors)
     store.copy("t", copy, progress=False)
     f = Counted(noise)
-    assert same_bits(made(copy, f)[0:20, 0:20], expected)
+    assert same_bits(made(copy, f)[0:16, 0:16], expected)
     assert f.calls == []
 
 
 # What is copied.
 
 
-def test_what_an_open_tensor_of_the_target_has_in_memory_does_not_hide_the_copy(
-    store: ZarrTileStore, copy: ZarrTileStore
+def test_windows_of_incomplete_tiles_are_computed_again(
+    store: ZarrTileStore, copy: ZarrTileStore, expected: torch.Tensor
 ) -> None:
-    f = Counted(noise)
-    there = made(copy, f)
+    """What an open tensor of the target has in memory does not hide the copy."""
+    there = made(copy)
     there[0:1, 0:1]
-    expected = made(store, f)[0:20, 0:20]
-    calls = len(f.calls)
-    store.copy("t", copy, progress=False)
-    assert same_bits(there[0:20, 0:20], expected)
-    assert len(f.calls) == calls
+    (copied,) = store.copy("t", copy, progress=False).tensors
+    assert (copied.tiles, copied.there) == (4, 0)
+    calls = len(there.f.calls)  # type: ignore[union-attr]
+    assert same_bits(there[0:16, 0:16], expected)
+    assert len(there.f.calls) == calls  # type: ignore[union-attr]
+    assert same_bits(there[0:20, 0:20], store.open("t", f=Counted(noise))[0:20, 0:20])
 
 
 def test_a_region_copies_the_tiles_that_it_touches(store: ZarrTileStore, tmp_path: Path) -> None:
-    made(store)[0:40, 0:40]
-    report = store.copy("t", tmp_path / "c.zarr", region=sl[9:12, 3:20], progress=False)
-    copy = ZarrTileStore(tmp_path / "c.zarr")
-    assert report.tiles == 3
-    assert {tuple(key.split("/")) for key in chunks_of(copy)} < {tuple(key.split("/")) for key in chunks_of(store)}
+    for name, source in (("a.zarr", MemoryTileStore(tile_size=8)), ("c.zarr", store)):
+        made(source)[0:40, 0:40]
+        report = source.copy("t", tmp_path / name, region=sl[9:12, 3:20], progress=False)
+        assert report.tiles == 3
     assert store.copy("t", tmp_path / "c.zarr", region=sl[5:5, 0:3], progress=False).tiles == 0
 
 
@@ -283,7 +288,7 @@ def test_levels_of_a_tensor_that_is_overwritten_go_with_it(store: ZarrTileStore,
 def test_a_tensor_that_another_function_has_filled_is_another_one(store: ZarrTileStore, copy: ZarrTileStore) -> None:
     made(store)[0:6, 0:6]
     made(copy, lambda ctx: noise(ctx) + 1)[0:6, 0:6]
-    with pytest.raises(ValidationError, match="the code of f, since the existing tensor was computed"):
+    with pytest.raises(ValidationError, match="code of f"):
         store.copy("t", copy, progress=False)
 
 
@@ -291,35 +296,25 @@ def test_another_tile_size_or_other_names_of_dimensions_are_listed(tmp_path: Pat
     store, copy = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), ZarrTileStore(tmp_path / "c.zarr", tile_size=9)
     made(store, dims=("y", "x"))
     made(copy, dims=("a", "b"))
-    with pytest.raises(
-        ValidationError, match=r"(?s)tile_size: stored \[9, 9\], given \[8, 8\].*dims: stored \['a', 'b'\]"
-    ):
+    with pytest.raises(ValidationError, match=r"(?s)tile_size: .*dims: "):
         store.copy("t", copy, progress=False)
 
 
 # From memory.
 
 
-def test_tiles_in_memory_are_copied_with_their_size_also_incomplete_ones_and_continue_there(tmp_path: Path) -> None:
+def test_tiles_in_memory_are_copied_with_their_size_and_continue_there(tmp_path: Path) -> None:
     store, f = MemoryTileStore(tile_size=8), Counted(noise)
-    expected = made(store, f)[-3:20, 0:20]
+    expected = made(store, f)[0:16, 0:16]
     calls = len(f.calls)
     (copied,) = store.copy("t", tmp_path / "c.zarr", progress=False).tensors
-    # Of 16 tiles with windows, four lack none.
-    assert (copied.tiles, copied.partial, copied.there) == (4, 12, 0)
+    assert (copied.tiles, copied.there) == (4, 0)
     copy = made(ZarrTileStore(tmp_path / "c.zarr"), f)
     assert copy.tile_store.tensor_info("t").definition["tile_size"] == [8, 8]
-    assert same_bits(copy[-3:20, 0:20], expected)
+    assert same_bits(copy[0:16, 0:16], expected)
     assert len(f.calls) == calls
     (again,) = store.copy("t", tmp_path / "c.zarr", progress=False).tensors
-    assert (again.tiles, again.partial, again.there) == (0, 0, copied.tiles + copied.partial)
-
-
-def test_a_region_in_memory_is_copied_by_its_tiles(tmp_path: Path) -> None:
-    store, f = MemoryTileStore(tile_size=4), Counted(noise)
-    made(store, f)[0:40, 0:40]
-    (copied,) = store.copy("t", tmp_path / "c.zarr", region=sl[0:2, 0:5], progress=False).tensors
-    assert (copied.tiles, copied.partial) == (2, 0)
+    assert (again.tiles, again.there) == (0, 4)
 
 
 def test_tiles_that_leave_memory_while_they_are_copied_are_computed_in_the_copy(tmp_path: Path) -> None:
@@ -333,15 +328,11 @@ def test_tiles_that_leave_memory_while_they_are_copied_are_computed_in_the_copy(
     assert len(f.calls) == 20**2 - 256
 
 
-def test_a_store_that_stores_nothing_takes_no_copies(store: ZarrTileStore) -> None:
-    made(store, window=APART)[0:12, 0:12]
-    for source in (store, MemoryTileStore()):
-        made(source, window=APART)
-        with pytest.raises(
-            ValidationError,
-            match=r"stores nothing, so nothing can be copied into it; use ZarrTileStore\('memory://name'\)",
-        ):
-            source.copy("t", MemoryTileStore(), progress=False)
+def test_a_store_that_stores_nothing_takes_no_copies() -> None:
+    store = MemoryTileStore()
+    made(store, window=APART)
+    with pytest.raises(ValidationError, match="memory://name"):
+        store.copy("t", MemoryTileStore(), progress=False)
 
 
 # What is refused.
@@ -349,38 +340,38 @@ def test_a_store_that_stores_nothing_takes_no_copies(store: ZarrTileStore) -> No
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_store_is_not_copied_into_itself(
-    filled: ZarrTileStore, expected: torch.Tensor, tmp_path: Path, overwrite: bool
+    store: ZarrTileStore, expected: torch.Tensor, tmp_path: Path, overwrite: bool
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "s.zarr")
-    for same in (filled, tmp_path / "s.zarr", tmp_path / "link", ZarrTileStore(tmp_path / "s.zarr")):
-        with pytest.raises(ValidationError, match="cannot be copied into itself"):
-            filled.copy("t", same, overwrite=overwrite, progress=False)
-    assert same_bits(filled.open("t")[0:20, 0:20], expected)
+    for same in (store, tmp_path / "s.zarr", tmp_path / "link", ZarrTileStore(tmp_path / "s.zarr")):
+        with pytest.raises(ValidationError, match="into itself"):
+            store.copy("t", same, overwrite=overwrite, progress=False)
+    assert same_bits(store.open("t")[0:16, 0:16], expected)
 
 
 @pytest.mark.parametrize("name", ["s.zarr", "s.h5"])
 def test_a_copy_of_all_files_of_a_store_is_another_store(tmp_path: Path, name: str) -> None:
     store = open_store(tmp_path / name, tile_size=8)
     t = made(store)
-    t[0:20, 0:20]
+    t[0:16, 0:16]
     store.close()
     (shutil.copytree if (tmp_path / name).is_dir() else shutil.copy)(tmp_path / name, tmp_path / f"backup-{name}")
     with store:
-        expected = t[20:40, 0:20]
+        expected = t[16:32, 0:16]
         (copied,) = store.copy("t", tmp_path / f"backup-{name}", progress=False).tensors
     assert copied.tiles > 0
     assert copied.there > 0
     f = Counted(noise)
-    assert same_bits(made(tmp_path / f"backup-{name}", f)[20:40, 0:20], expected)
+    assert same_bits(made(tmp_path / f"backup-{name}", f)[16:32, 0:16], expected)
     assert f.calls == []
 
 
 def test_a_store_that_is_read_only_gives_copies_and_takes_none(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
-        made(store)[0:20, 0:20]
+        made(store)[0:16, 0:16]
     reading = ZarrTileStore(tmp_path / "s.zarr", mode="r")
     assert reading.copy("t", tmp_path / "c.zarr", progress=False).tiles > 0
-    with pytest.raises(ValidationError, match="is read-only: it cannot take a copy"):
+    with pytest.raises(ValidationError, match="read-only"):
         ZarrTileStore(tmp_path / "c.zarr").copy("t", reading, progress=False)
 
 
@@ -388,17 +379,17 @@ def test_bad_arguments_are_told_before_anything_is_touched(store: ZarrTileStore,
     made(store)
     target = tmp_path / "c.zarr"
     for tensor_id, options, kind, told in (
-        ("x", {}, StoreError, "contains no tensor 'x'"),
-        ("", {}, ValidationError, "tensor_id must be a non-empty str"),
-        ("t", {"region": sl[0:2]}, RegionError, "dimension 1 is unbounded"),
-        ("t", {"upstream": 1}, ValidationError, "upstream must be a bool, got 1"),
-        ("t", {"progress": "no"}, ValidationError, "progress must be"),
+        ("x", {}, StoreError, "'x'"),
+        ("", {}, ValidationError, "tensor_id"),
+        ("t", {"region": sl[0:2]}, RegionError, "dimension 1"),
+        ("t", {"upstream": 1}, ValidationError, "upstream"),
+        ("t", {"progress": "no"}, ValidationError, "progress"),
     ):
         with pytest.raises(kind, match=told):
             store.copy(tensor_id, target, **options)
     assert not target.exists()
     for other in (5, None, MemoryStore(), Path):
-        with pytest.raises(ValidationError, match="other_store must be a TileStore, a path or a URL"):
+        with pytest.raises(ValidationError, match="other_store"):
             store.copy("t", other)  # type: ignore[arg-type]
 
 
@@ -414,36 +405,20 @@ def test_a_closed_store_copies_nothing(tmp_path: Path) -> None:
 # What it tells.
 
 
-def test_progress_is_told_and_ends_with_the_report(filled: ZarrTileStore, tmp_path: Path) -> None:
-    told: list[Any] = []
-    report = filled.copy("t", tmp_path / "c.zarr", progress=told.append)
-    assert told[-1].report is report
-    assert told[-1].done == told[-1].total == report.tensors[0].tiles + report.tensors[0].partial
-    assert not isinstance(report, FillReport)
-
-
-def test_a_bar_is_shown_where_it_is_asked_for(
-    filled: ZarrTileStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_progress_may_use_the_stores_and_ends_with_the_report(
+    store: ZarrTileStore, expected: torch.Tensor, tmp_path: Path
 ) -> None:
-    filled.copy("t", tmp_path / "c.zarr", progress="always")
-    assert "tile/s" in capsys.readouterr().err
-
-
-def test_the_progress_may_use_the_stores(filled: ZarrTileStore, tmp_path: Path) -> None:
-    counts: list[int] = []
-    filled.copy("t", tmp_path / "c.zarr", progress=lambda _: counts.append(len(filled)))
-    assert set(counts) == {1}
-
-
-def test_the_report_is_a_table_and_cannot_be_changed(filled: ZarrTileStore, tmp_path: Path) -> None:
-    report = filled.copy("t", tmp_path / "c.zarr", progress=False)
+    assert expected.shape == (16, 16)
+    told: list[tuple[Any, int]] = []
+    report = store.copy("t", tmp_path / "c.zarr", progress=lambda each: told.append((each, len(store))))
+    last, count = told[-1]
+    assert (last.report, count) == (report, 1)
+    assert last.done == last.total == report.tiles == 4
     title, headings, row, _ = str(report).splitlines()
-    assert title.startswith(f"copied to ZarrTileStore('{tmp_path}/c.zarr', mode='a') in ")
-    assert headings.split() == ["tensor", "tiles", "partial", "moved"]
-    assert row.split()[:3] == ["t", str(report.tensors[0].tiles), str(report.tensors[0].partial)]
+    assert title.startswith("copied to ZarrTileStore(")
+    assert headings.split() == ["tensor", "tiles", "moved"]
+    assert row.split()[:2] == ["t", "4"]
     assert "<table>" in report._repr_html_()
-    with pytest.raises(AttributeError):
-        report.seconds = 0.0  # type: ignore[misc]
 
 
 def test_a_copy_takes_memory_for_a_few_tiles_only(tmp_path: Path) -> None:
@@ -469,12 +444,13 @@ def test_a_copy_takes_memory_for_a_few_tiles_only(tmp_path: Path) -> None:
     assert peak < 3 * 2**25 + 2**23
 
 
-def test_an_interrupted_copy_says_how_to_continue(filled: ZarrTileStore, tmp_path: Path) -> None:
+def test_an_interrupted_copy_continues(store: ZarrTileStore, expected: torch.Tensor, tmp_path: Path) -> None:
+    assert expected.shape == (16, 16)
 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        filled.copy("t", tmp_path / "c.zarr", progress=interrupt)
+        store.copy("t", tmp_path / "c.zarr", progress=interrupt)
     assert "store.copy again" in caught.value.__notes__[0]
-    assert filled.copy("t", tmp_path / "c.zarr", progress=False).tensors[0].there > 0
+    assert store.copy("t", tmp_path / "c.zarr", progress=False).tensors[0].there > 0

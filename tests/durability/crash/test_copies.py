@@ -20,7 +20,7 @@ from tests.support.reference import same_bits
 from tests.support.stores import sample
 
 WINDOW = TensorWindow((6, 6), stride=4)
-REGION = sl[-20:60, 0:60]
+REGION = sl[-16:64, 0:64]
 
 
 def made(store: Any, f: Any, name: str, *args: InfiniteTensor) -> InfiniteTensor:
@@ -82,7 +82,7 @@ def check_finished(source: Path, target: Path) -> None:
         with ZarrTileStore(source, mode="r") as original:
             for name in ("below", "top"):
                 found, wanted = store.tensor_info(name), original.tensor_info(name)
-                assert (found.tiles_complete, found.tiles_partial) == (wanted.tiles_complete, wanted.tiles_partial)
+                assert (found.tiles_complete, found.tiles_partial) == (wanted.tiles_complete, 0)
                 assert store.verify(name) == original.verify(name) == []
 
 
@@ -99,7 +99,7 @@ SOME = [
     [
         *sample([Kill(Moment("", "", number)) for number in (1, 2, 3, 5, 8, 13, 30, 160, 240)], *SOME),
         *sample([Kill(Moment("os.rename", "", number), torn=True) for number in (1, 2, 3, 40)], *SOME),
-        *sample([Kill(Moment("os.link", "", number), torn=True) for number in (1, 2, 3, 20)], *SOME),
+        *sample([Kill(Moment("os.link", "", number), torn=True) for number in (1, 2, 3)], *SOME),
     ],
     ids=str,
 )

@@ -35,7 +35,7 @@ def test_a_tensor_goes_to_s3_within_s3_and_back(server: S3Server, url: str, tmp_
     reports = [
         source.copy("t", target, progress=False) for source, target in ((local, first), (first, second), (second, back))
     ]
-    assert len({(report.tensors[0].tiles, report.tensors[0].partial) for report in reports}) == 1
+    assert len({report.tiles for report in reports}) == 1
     for store in (first, second, back):
         assert same_bits(made(store, f)[0:30, 0:30], expected)
         assert store.verify("t") == []
@@ -43,7 +43,7 @@ def test_a_tensor_goes_to_s3_within_s3_and_back(server: S3Server, url: str, tmp_
     assert len(f.calls) == calls
 
 
-def test_a_copy_costs_a_put_and_a_get_a_tile_and_copying_again_a_list(
+def test_a_copy_costs_a_put_a_tile_and_copying_again_a_list(
     proxy: Proxy, server: S3Server, url: str, tmp_path: Path
 ) -> None:
     # Complete tiles alone: 144 of them, in one batch.
@@ -57,7 +57,7 @@ def test_a_copy_costs_a_put_and_a_get_a_tile_and_copying_again_a_list(
         assert local.copy("t", target, progress=False).tiles == 0
     # The store, the tensor and its array.
     assert copied["PUT"] == 144 + 3
-    assert 144 <= copied["GET"] <= 144 + 10
+    assert copied["GET"] <= 10
     assert (again["PUT"], again["LIST"]) == (0, 2)
     # Nobody holds the copy: what it is has to be read again.
     assert again["GET"] <= 10
