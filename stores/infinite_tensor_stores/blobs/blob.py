@@ -24,7 +24,7 @@ from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.indexing import as_rows, rows_of, spread
 from infinite_tensor_stores.blobs.location import Location, location_of
 from infinite_tensor_stores.blobs.opening import (
-    Wanted,
+    RowFormat,
     close_dropped,
     created,
     delete,
@@ -89,8 +89,7 @@ class TensorBlob(Dataset[torch.Tensor]):
             ``w+`` create.
         dtype : torch.dtype or str, optional
             Element type of a new blob. If an existing blob is replaced, the default is its dtype. In other modes, this
-            must match the stored dtype. Together with `shape`, it lets ``r+`` and ``a`` recover the rows of a blob
-            whose ``zarr.json`` is empty.
+            must match the stored dtype.
         shape : int or sequence of int, optional
             Shape of one row, by the same rules as `dtype`; ``()`` if rows are numbers.
         block_size : int, optional
@@ -130,7 +129,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         (tensor(6.), 5)
         """
         mode = check_mode(mode, MODES)
-        wanted = Wanted(dtype, shape, block_size, compressors)
+        wanted = RowFormat(dtype, shape, block_size, compressors)
         most_blocks = positive("max_cached_blocks", max_cached_blocks)
         location = location_of(filename, storage_options, check_timeout(timeout))
         begin = created if mode[0] == "w" else opened if mode == "r" else opened_for_writing
@@ -389,7 +388,7 @@ class TensorBlob(Dataset[torch.Tensor]):
             count = self._snapshot_length(header, wanted)
         return InfiniteTensor(
             (count, *header.shape),
-            _Snapshot(reader, header.version(count), count),
+            _BlobReader(reader, header.version(count), count),
             TensorWindow((header.block_size, *header.shape)),
             dtype=header.dtype,
             version=header.version(count),
@@ -585,7 +584,7 @@ class TensorBlob(Dataset[torch.Tensor]):
             raise StoreError(f"{self!r} is closed; open it again with TensorBlob.open")
 
 
-class _Snapshot(RegionWriter):
+class _BlobReader(RegionWriter):
     """The ``f`` of a tensor made by `TensorBlob.as_tensor`.
 
     Rows are copied from the blocks of the blob.
@@ -605,7 +604,7 @@ class _Snapshot(RegionWriter):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the location of the blob, not the rows."""
-        return _snapshot, (self._rows.location, self._rows.most_blocks, self._version, self._count)
+        return _reader_of, (self._rows.location, self._rows.most_blocks, self._version, self._count)
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
         header = self._rows.header
@@ -650,8 +649,8 @@ class _Snapshot(RegionWriter):
             )
 
 
-def _snapshot(location: Location, most_blocks: int, version: dict[str, Any], count: int) -> _Snapshot:
-    return _Snapshot(opened(location, most_blocks), version, count)
+def _reader_of(location: Location, most_blocks: int, version: dict[str, Any], count: int) -> _BlobReader:
+    return _BlobReader(opened(location, most_blocks), version, count)
 
 
 def _reopened(kind: type[TensorBlob], location: Location, most_blocks: int, position: int) -> TensorBlob:

@@ -17,7 +17,7 @@ import torch
 from infinite_tensor.errors import StoreError
 from infinite_tensor.values.dtypes import from_stored, to_stored
 from infinite_tensor_stores.blobs.header import Header
-from infinite_tensor_stores.blobs.location import Folder, Location
+from infinite_tensor_stores.blobs.location import DiskLocation, Location
 from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 
@@ -89,7 +89,7 @@ class MappedBlocks(Blocks):
 
     cache_bytes, at_once, needs_loop = 2**30, 1, False
 
-    def __init__(self, folder: Folder, header: Header) -> None:
+    def __init__(self, folder: DiskLocation, header: Header) -> None:
         super().__init__(folder, header)
         self._folder = folder
         self._checked: dict[int, tuple[int, int, int]] = {}
@@ -229,6 +229,6 @@ def rows_in(block: torch.Tensor) -> int:
 
 def blocks_of(location: Location, header: Header) -> Blocks:
     """Return the blocks of a blob, mapped if possible."""
-    if header.is_plain and isinstance(location, Folder):
+    if header.is_plain and isinstance(location, DiskLocation):
         return MappedBlocks(location, header)
     return EncodedBlocks(location, header)

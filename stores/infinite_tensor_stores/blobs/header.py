@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -17,10 +17,8 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tilestore.documents import sealed
-from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.definition import json_number
 from infinite_tensor.values.dtypes import dtype_name, dtype_of, stored_dtype
 from infinite_tensor_stores.files import parsed
@@ -33,32 +31,16 @@ _MOST_MARKS = 256
 """Keeps commits small, however many writers a blob has had."""
 
 
-def _is_int(value: object, least: int = 0) -> bool:
-    return type(value) is int and least <= value <= LARGEST
-
-
-_FITS: dict[str, Callable[[Any], bool]] = {
-    "shape": lambda value: isinstance(value, list) and all(_is_int(extent, 1) for extent in value),
-    "block_size": lambda value: _is_int(value, 1),
-    "codecs": lambda value: isinstance(value, list) and all(isinstance(codec["name"], str) for codec in value),
-    "incarnation": lambda value: isinstance(value, str),
-    "rows": _is_int,
-    "edits": _is_int,
-    "marks": lambda value: all(_is_int(first) and isinstance(mark, str) for first, mark in value),
-}
-
-
-class EmptyDocumentError(StoreError):
-    """A ``zarr.json`` is empty, as after a power failure."""
-
-
 @contextmanager
 def explained() -> Iterator[None]:
     """Turn errors from a damaged ``zarr.json`` into a StoreError."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"its zarr.json is damaged, or not from a TensorBlob ({error})") from error
+        raise StoreError(
+            f"its zarr.json is damaged, or not from a TensorBlob ({error}); restore it from a copy, or make "
+            "a new blob with mode 'w'"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -105,12 +87,6 @@ class Header:
 
         Raise StoreError for any other document.
         """
-        if is_empty(document):
-            raise EmptyDocumentError(
-                "its zarr.json is empty, perhaps after a power failure. To recover the rows, open the blob with mode "
-                "'a' or 'r+' and its original dtype and shape (and block_size and compressors, if given); mode 'w' and "
-                "unlink delete the rows"
-            )
         found = parsed(document)
         attributes = dict(found.get("attributes") or {})
         ours = attributes.pop(BLOB, None)
@@ -119,15 +95,10 @@ class Header:
         if sealed({key: value for key, value in ours.items() if key != "digest"}) != ours:
             raise ValueError("the content does not match the digest")
         if ours["format"] > FORMAT:
-            raise ValueError(f"the format is {ours['format']}, but this version reads up to {FORMAT}")
+            raise StoreError(f"the format is {ours['format']}, but this version reads up to {FORMAT}")
         ours.setdefault("marks", [])  # Version 1.0.0rc1 wrote none.
         as_they_are = {name: ours[name] for name in _STORED_AS_THEY_ARE}
-        for name, fits in _FITS.items():
-            if not fits(ours[name]):
-                raise ValueError(f"{name} cannot be {ours[name]!r:.200}")
         header = cls(tuple(ours["shape"]), dtype_of(ours["dtype"]), **as_they_are, attributes=attributes)
-        if header.block_bytes > LARGEST_TILE_BYTES:
-            raise ValueError(f"blocks would have {header.block_bytes} bytes, more than {LARGEST_TILE_BYTES}")
         array = header._array()
         if {key: found.get(key) for key in array} != array:
             raise ValueError("another program has changed the metadata of the array")
@@ -206,11 +177,3 @@ class Header:
     def key(self, number: int) -> str:
         """Return the key of a block."""
         return ".".join(["c", str(number), *["0"] * len(self.shape)])
-
-
-def is_empty(document: bytes) -> bool:
-    """Return whether a ``zarr.json`` is empty or all zeros.
-
-    Some file systems leave zeros after a power failure.
-    """
-    return not document.strip(b"\0")

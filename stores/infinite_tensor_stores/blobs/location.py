@@ -175,7 +175,7 @@ class Location:
         return Lease(self.home)
 
 
-class Folder(Location):
+class DiskLocation(Location):
     """A folder on a local disk.
 
     The calling thread itself reads and writes files, so that nothing continues in the background after an interrupt.
@@ -265,7 +265,7 @@ def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: fl
     Raises the errors of `home_of`.
     """
     location = Location(absolute(target), storage_options, timeout)
-    return Folder(*location.address) if isinstance(location.home, FileHome) else location
+    return DiskLocation(*location.address) if isinstance(location.home, FileHome) else location
 
 
 def _created(path: Path) -> int:

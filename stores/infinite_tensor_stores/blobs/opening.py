@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 
-from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
-from infinite_tensor.values.dtypes import checked_dtype, stored_dtype, to_stored
-from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of, rows_in
-from infinite_tensor_stores.blobs.header import EmptyDocumentError, Header, is_empty
+from infinite_tensor.values.dtypes import checked_dtype, stored_dtype
+from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.zarr.codec import codecs_of
@@ -35,7 +31,7 @@ _BLOCK = re.compile(r"c\.(0|[1-9][0-9]{0,8})(\.0)*")
 _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-class Wanted:
+class RowFormat:
     """The checked arguments `dtype`, `shape`, `block_size` and `compressors`."""
 
     def __init__(self, dtype: Any = None, shape: Any = None, block_size: Any = None, compressors: Any = "auto") -> None:
@@ -99,10 +95,10 @@ def positive(name: str, value: object) -> int | None:
     return number
 
 
-_ANY = Wanted()
+_ANY = RowFormat()
 
 
-def opened(location: Location, most_blocks: int | None, wanted: Wanted = _ANY) -> Rows:
+def opened(location: Location, most_blocks: int | None, wanted: RowFormat = _ANY) -> Rows:
     """Open the rows of an existing blob for reading."""
     wait_for_dropped()
     with location.reporting("cannot be opened"):
@@ -111,74 +107,18 @@ def opened(location: Location, most_blocks: int | None, wanted: Wanted = _ANY) -
         return Rows(location, header, most_blocks, document=document)
 
 
-def opened_for_writing(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
+def opened_for_writing(location: Location, most_blocks: int | None, wanted: RowFormat) -> Rows:
     """Open the rows of an existing blob for reading and writing."""
     wait_for_dropped()
     with location.reporting("cannot be opened"):
         # Check first, because a missing blob must not be claimed.
-        try:
-            wanted.check(location.header()[0])
-        except EmptyDocumentError:
-            if wanted.dtype is None or wanted.shape is None:
-                raise
+        wanted.check(location.header()[0])
         with _claimed(location) as right:
             # Another writer may have changed the header in between.
-            try:
-                header, _ = location.header()
-            except EmptyDocumentError:
-                header = _found_again(location, wanted)
-            return Rows(location, header, most_blocks, right=right)
+            return Rows(location, location.header()[0], most_blocks, right=right)
 
 
-def _found_again(location: Location, wanted: Wanted) -> Header:
-    """Recover the header of a blob from its blocks.
-
-    Called if the ``zarr.json`` is empty.
-
-    Rows of zeros at the end are lost if the last block is full, or does not tell how many rows it has.
-
-    Raises
-    ------
-    StoreError
-        If something at the location does not belong to a blob. Also if there are blocks, but all of them are damaged
-        or differ from `wanted`.
-    """
-    _document(location, "is there too; choose another location")
-    numbers = [int(found[1]) for name in location.names() if (found := _BLOCK.fullmatch(name))]
-    header = wanted.header(None, is_local=location.is_local)
-    blocks = blocks_of(location, header)
-    for number in sorted(numbers, reverse=True):
-        with suppress(DamagedBlockError):
-            (block,) = blocks.load([number])
-            header = replace(header, rows=number * header.block_size + _rows_in(block))
-            break
-    else:
-        if numbers:
-            raise StoreError(
-                f"its {DOCUMENT} is empty, and none of its {len(numbers)} blocks can be read with dtype={header.dtype} "
-                f"and shape={header.shape}; give dtype, shape, block_size and compressors as when the blob was created"
-            )
-    location.commit(header)
-    warnings.warn(
-        f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, with "
-        f"dtype={header.dtype}, shape={header.shape} and block_size={header.block_size}. Rows of zeros at the end are "
-        "lost, and truncated rows may be back. If a value is wrong, empty "
-        f"{DOCUMENT} again, and open the blob with the right arguments",
-        DamagedDataWarning,
-        stacklevel=4,
-    )
-    return header
-
-
-def _rows_in(block: torch.Tensor) -> int:
-    """Count the rows of a block, without rows of zeros at the end if the block does not tell."""
-    if (told := rows_in(block)) < len(block):
-        return told
-    written = to_stored(block).reshape(-1).view(np.uint8).reshape(len(block), -1).any(axis=1)
-    return int(np.flatnonzero(written).max(initial=-1)) + 1
-
-
-def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
+def created(location: Location, most_blocks: int | None, wanted: RowFormat) -> Rows:
     """Create or replace a blob, and open its rows for writing."""
     wait_for_dropped()
     with location.reporting("cannot be created"):
@@ -223,10 +163,11 @@ def _document(location: Location, what: str) -> Document | None:
     message ends with `what`, such as "is there already".
     """
     document = location.document()
-    nothing = document is None or is_empty(document.content)
-    if nothing and (stranger := location.stranger()) is not None:
-        raise StoreError(f"{stranger!r} {what}")
-    if document is not None and not nothing and BLOB.encode() not in document.content:
+    # After a power failure, the document may be empty, or zeros.
+    if document is None or not document.content.strip(b"\0"):
+        if (stranger := location.stranger()) is not None:
+            raise StoreError(f"{stranger!r} {what}")
+    elif BLOB.encode() not in document.content:
         raise StoreError("there is data, but not a TensorBlob; choose another location")
     return document
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,42 @@ from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import ROWS, SHAPE, made, numbered
 from tests.support.stored import DTYPES
 
+# Arguments.
+
+
+REFUSED: dict[str, tuple[Callable[[TensorBlob], object], type[Exception], str]] = {
+    "a shape of rows": (lambda blob: blob.write(torch.zeros(3, 2)), ValueError, "shape"),
+    "a row with a dimension more": (lambda blob: blob.write(torch.zeros(2, 3, 1)), ValueError, "shape"),
+    "a dtype of rows": (lambda blob: blob.write(numbered(1).double()), TypeError, "float64"),
+    "a list": (lambda blob: blob.write([1.0]), TypeError, "list"),  # type: ignore[arg-type]
+    "no blob": (lambda blob: blob.extend(numbered(1)), ValueError, "other"),  # type: ignore[arg-type]
+    "two rows for three": (lambda blob: blob.__setitem__(slice(3), numbered(2)), ValueError, "3 rows"),
+    "a row to overwrite that is not there": (lambda blob: blob.__setitem__(10, ROWS[0]), IndexError, "row 10"),
+    "an origin": (lambda blob: blob.seek(0, 3), ValueError, "whence"),
+    "a negative length": (lambda blob: blob.truncate(-1), ValueError, "-1"),
+    "a mask of two dimensions": (lambda blob: blob[torch.ones(10, 2, dtype=torch.bool)], IndexError, "one dimension"),
+    **{
+        f"{index}": (lambda blob, index=index: blob[index], RegionError, "10 rows")  # type: ignore[misc]
+        for index in (10, -11, [0, 10], torch.tensor([-11]), [True] * 9, [True] * 11)
+    },
+    **{
+        f"{index!r}": (lambda blob, index=index: blob[index], TypeError, "index")  # type: ignore[misc]
+        for index in (1.0, "a", None, ..., [0.5], [slice(1)], torch.rand(2), [True, 1])
+    },
+}
+
+
+@pytest.mark.parametrize(("use", "error", "said"), REFUSED.values(), ids=REFUSED)
+def test_an_argument_that_does_not_fit_changes_nothing(
+    filled: Place, use: Callable[[TensorBlob], object], error: type[Exception], said: str
+) -> None:
+    with filled.open("r+") as blob:
+        with pytest.raises(error, match=said):
+            use(blob)
+        assert (len(blob), blob.tell()) == (10, 0)
+        assert torch.equal(blob[:], ROWS)
+
+
 # Opening.
 
 
@@ -30,43 +67,30 @@ def test_only_w_creates_a_blob(place: Place, mode: str) -> None:
     assert isinstance(raised.value, StoreError)
 
 
-def test_a_new_blob_needs_dtype_and_shape(place: Place) -> None:
-    with pytest.raises(ValueError, match="needs dtype and shape, got dtype=None"):
-        place.open("w", shape=3)
-    with pytest.raises(ValueError, match="needs dtype and shape"):
-        place.open("w", dtype="float32")
-
-
-def test_a_mode_that_is_none_is_refused(place: Place) -> None:
-    with pytest.raises(ValueError, match="mode must be one of"):
-        place.open("rw")
-
-
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"dtype": 3, "shape": 1}, TypeError, "dtype must be a torch.dtype or its name"),
-        ({"dtype": "float", "shape": 1}, ValueError, "unknown dtype 'float'"),
-        ({"dtype": torch.qint8, "shape": 1}, ValueError, "dtype must be one of"),
-        ({"dtype": "int8", "shape": 0}, ValueError, "positive ints, got 0"),
-        ({"dtype": "int8", "shape": (3, -1)}, ValueError, "positive ints"),
-        ({"dtype": "int8", "shape": "3"}, ValueError, "an int or a tuple of ints"),
-        ({"dtype": "int8", "shape": 1, "block_size": 0}, ValueError, "block_size must be a positive int"),
-        ({"dtype": "int8", "shape": 1, "max_cached_blocks": -1}, ValueError, "max_cached_blocks must be"),
-        (
-            {"dtype": "int8", "shape": 2**31, "block_size": 1},
-            ValueError,
-            "a block of 1 rows has more than 2147483647 bytes",
-        ),
-        ({"dtype": "int8", "shape": 1, "compressors": "fast"}, ValueError, "compressors must be .*'fast'"),
-        ({"dtype": "int8", "shape": 1, "compressors": GzipCodec()}, ValueError, "Zstandard or Blosc"),
+        ({"shape": 3}, ValueError, "dtype"),
+        ({"dtype": "float32"}, ValueError, "shape"),
+        ({"mode": "rw"}, ValueError, "mode"),
+        ({"dtype": 3, "shape": 1}, TypeError, "dtype"),
+        ({"dtype": "float", "shape": 1}, ValueError, "'float'"),
+        ({"dtype": torch.qint8, "shape": 1}, ValueError, "dtype"),
+        ({"dtype": "int8", "shape": 0}, ValueError, "positive"),
+        ({"dtype": "int8", "shape": (3, -1)}, ValueError, "positive"),
+        ({"dtype": "int8", "shape": "3"}, ValueError, "shape"),
+        ({"dtype": "int8", "shape": 1, "block_size": 0}, ValueError, "block_size"),
+        ({"dtype": "int8", "shape": 1, "max_cached_blocks": -1}, ValueError, "max_cached_blocks"),
+        ({"dtype": "int8", "shape": 2**31, "block_size": 1}, ValueError, "block_size"),
+        ({"dtype": "int8", "shape": 1, "compressors": "fast"}, ValueError, "compressors"),
+        ({"dtype": "int8", "shape": 1, "compressors": GzipCodec()}, ValueError, "Zstandard"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_named(
+def test_an_argument_of_open_that_does_not_fit_is_named(
     folder: Place, options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        folder.open("w", **options)
+        folder.open(**{"mode": "w", **options})
     assert not Path(folder.target).exists()
 
 
@@ -93,18 +117,6 @@ def test_every_dtype_comes_back_as_it_was(place: Place, dtype: torch.dtype) -> N
     for found in (blob.read(), blob[:], blob[list(range(11))], torch.stack([blob[i] for i in range(11)])):
         assert found.dtype == dtype
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
-
-
-def test_w_begins_anew_with_the_dtype_and_shape_that_are_given(filled: Place) -> None:
-    with filled.open("w", dtype="int64", shape=5) as blob:
-        assert (len(blob), blob.dtype, blob.shape) == (0, torch.int64, (5,))
-        blob.write(torch.ones(2, 5, dtype=torch.int64))
-    assert filled.open().read().sum() == 10
-
-
-def test_w_keeps_the_dtype_and_shape_that_are_not_given(filled: Place) -> None:
-    with filled.open("w") as blob:
-        assert (len(blob), blob.dtype, blob.shape) == (0, torch.float32, SHAPE)
 
 
 def test_a_blob_that_is_there_is_compared_with_what_is_expected(filled: Place) -> None:
@@ -141,6 +153,11 @@ def test_a_read_only_zarr_store_is_read_and_not_written(folder: Place, compresso
 # Modes.
 
 
+def test_a_appends_and_does_not_overwrite(filled: Place) -> None:
+    with filled.open("a+") as blob, pytest.raises(BlobModeError, match=r"r\+"):
+        blob[0] = ROWS[0]
+
+
 @pytest.mark.parametrize("mode", ["w", "a"])
 def test_w_and_a_do_not_read(filled: Place, mode: str) -> None:
     with filled.open(mode) as blob, pytest.raises(io.UnsupportedOperation, match="not open for reading") as raised:
@@ -172,14 +189,6 @@ def test_a_blob_says_what_it_can_do(filled: Place, mode: str, able: tuple[bool, 
         assert blob.seekable()
         assert (blob.mode, blob.name) == (mode, filled.target)
         assert repr(blob).startswith(f"TensorBlob({filled.target!r}, mode={mode!r}, dtype=torch.float32, shape=(2, 3)")
-
-
-@pytest.mark.parametrize("mode", ["r", "r+", "w", "a", "a+"])
-def test_rows_are_indexed_in_every_mode(filled: Place, mode: str) -> None:
-    with filled.open(mode) as blob:
-        if mode == "w":
-            blob.write(ROWS)
-        assert torch.equal(blob[3], ROWS[3])
 
 
 def test_a_closed_blob_does_nothing_but_say_so(filled: Place) -> None:
@@ -223,21 +232,6 @@ def test_write_takes_a_row_several_rows_and_their_numbers(place: Place, shape: t
     assert torch.equal(place.open().read(), rows.reshape(-1, *SHAPE))
 
 
-@pytest.mark.parametrize("shape", [(3, 2), (7,), (4, 6), (2, 3, 1), ()])
-def test_write_refuses_rows_of_another_shape(filled: Place, shape: tuple[int, ...]) -> None:
-    with filled.open("a") as blob, pytest.raises(ValueError, match=r"the last dimensions of rows must be \(2, 3\)"):
-        blob.write(torch.zeros(shape))
-    assert len(filled.open()) == 10
-
-
-def test_write_refuses_another_dtype(filled: Place) -> None:
-    with filled.open("a") as blob:
-        with pytest.raises(TypeError, match=r"rows must be of torch.float32, got torch.float64; convert them"):
-            blob.write(numbered(1).double())
-        with pytest.raises(TypeError, match="got list"):
-            blob.write([1.0])  # type: ignore[arg-type]
-
-
 def test_write_takes_arrays_and_tensors_that_are_not_contiguous_or_need_a_gradient(place: Place) -> None:
     made(place, 0)
     rows = numbered(6)
@@ -256,32 +250,6 @@ def test_what_is_written_does_not_follow_the_buffer_that_it_came_from(place: Pla
         assert blob[:].min() == 1
 
 
-def test_a_and_a_plus_always_write_at_the_end(filled: Place) -> None:
-    with filled.open("a+") as blob:
-        assert blob.tell() == 10
-        blob.seek(2)
-        blob.write(ROWS[0])
-        assert (len(blob), blob.tell()) == (11, 11)
-    assert torch.equal(filled.open().read(), torch.cat([ROWS, ROWS[:1]]))
-
-
-def test_r_plus_overwrites_and_then_grows(filled: Place) -> None:
-    with filled.open("r+") as blob:
-        blob.seek(7)
-        assert blob.write(numbered(6, 100)) == 6
-        assert (len(blob), blob.tell()) == (13, 13)
-        assert torch.equal(blob[:], torch.cat([ROWS[:7], numbered(6, 100)]))
-    assert torch.equal(filled.open().read(), torch.cat([ROWS[:7], numbered(6, 100)]))
-
-
-def test_many_rows_in_one_write_are_those_in_many_writes(place: Place) -> None:
-    rows = numbered(37)
-    with place.open("w", dtype="float32", shape=SHAPE, block_size=5) as blob:
-        for start, stop in ((0, 1), (1, 2), (2, 5), (5, 10), (10, 24), (24, 25), (25, 37)):
-            blob.write(rows[start:stop])
-    assert torch.equal(place.open().read(), rows)
-
-
 def test_extend_appends_another_blob_and_leaves_that_as_it_is(filled: Place, tmp_path: Path) -> None:
     other = Place(str(tmp_path / "other"), {})
     more = made(other, 7, block_size=3)
@@ -297,82 +265,7 @@ def test_extend_appends_another_blob_and_leaves_that_as_it_is(filled: Place, tmp
     assert torch.equal(filled.open().read(), torch.cat([once, once]))
 
 
-def test_extend_refuses_what_is_not_a_blob_of_the_same_rows(filled: Place, tmp_path: Path) -> None:
-    other = TensorBlob.open(tmp_path / "other", "w", dtype="float32", shape=6)
-    with filled.open("a") as blob:
-        for wrong in (other, numbered(1)):
-            with pytest.raises(ValueError, match="other must be a blob of dtype"):
-                blob.extend(wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("index", "count"), [(3, 1), (-1, 1), (slice(1, 9, 3), 3), ([0, 5, -1], 3), (slice(None, None, -1), 10), ([], 0)]
-)
-def test_rows_are_overwritten_by_their_numbers(filled: Place, index: Any, count: int) -> None:
-    new = numbered(count, 50)
-    expected = ROWS.clone()
-    for number, row in zip(torch.arange(10).numpy()[index].reshape(-1) if index != [] else [], new, strict=True):
-        expected[number] = row
-    with filled.open("r+") as blob:
-        blob[index] = new
-        assert blob.tell() == 0
-        assert torch.equal(blob[:], expected)
-    assert torch.equal(filled.open().read(), expected)
-
-
-def test_one_row_or_number_overwrites_many_rows(filled: Place) -> None:
-    with filled.open("r+") as blob:
-        blob[2:5] = numbered(1, 70)
-        blob[torch.tensor([True] + [False] * 9)] = 7
-    expected = ROWS.clone()
-    expected[2:5] = numbered(1, 70)
-    expected[0] = 7
-    assert torch.equal(filled.open().read(), expected)
-
-
-def test_overwriting_refuses_what_does_not_fit(filled: Place) -> None:
-    with filled.open("r+") as blob:
-        with pytest.raises(ValueError, match="the index selects 3 rows, got values for 2"):
-            blob[0:3] = numbered(2)
-        with pytest.raises(IndexError, match="row 10 is out of range"):
-            blob[10] = ROWS[0]
-    with filled.open("a+") as blob, pytest.raises(BlobModeError, match=r"open it with mode 'r\+'"):
-        blob[0] = ROWS[0]
-
-
 # The cursor.
-
-
-def test_seek_stays_between_the_beginning_and_the_end(filled: Place) -> None:
-    blob = filled.open()
-    assert [blob.seek(-3), blob.seek(100), blob.seek(-2, 2), blob.seek(-3, 1), blob.seek(-9, 1)] == [0, 10, 8, 5, 0]
-    assert blob.seek() == blob.tell() == 0
-
-
-def test_seek_refuses_an_origin_that_is_none(filled: Place) -> None:
-    with pytest.raises(ValueError, match="whence must be 0"):
-        filled.open().seek(0, 3)
-
-
-def test_read_takes_rows_from_the_cursor_on(filled: Place) -> None:
-    blob = filled.open()
-    assert torch.equal(blob.read(3), ROWS[:3])
-    assert blob.read(0).shape == (0, *SHAPE)
-    assert blob.tell() == 3
-    assert torch.equal(blob.read(-1), ROWS[3:])
-    assert blob.read().shape == (0, *SHAPE)
-    blob.seek(6)
-    assert torch.equal(blob.read(100), ROWS[6:])
-    assert blob.tell() == 10
-
-
-def test_iteration_goes_on_from_the_cursor(filled: Place) -> None:
-    blob = filled.open()
-    blob.seek(7)
-    assert torch.equal(next(blob), ROWS[7])
-    assert torch.equal(torch.stack(list(blob)), ROWS[8:])
-    assert blob.tell() == 10
-    assert list(blob) == []
 
 
 def test_what_is_read_are_copies(filled: Place) -> None:
@@ -400,6 +293,7 @@ INDICES: list[tuple[Any, list[int]]] = [
     (np.array([9, 0, 4], dtype=np.uint8), [9, 0, 4]),
     (torch.tensor([5, -5, 5]), [5, 5, 5]),
     (torch.tensor([], dtype=torch.int64), []),
+    ((0, 2), [0, 2]),
     (torch.tensor([True, False] * 5), [0, 2, 4, 6, 8]),
     (np.array([False] * 10), []),
     ([False, True] * 5, [1, 3, 5, 7, 9]),
@@ -408,39 +302,27 @@ INDICES: list[tuple[Any, list[int]]] = [
 
 @pytest.mark.parametrize(("index", "selected"), INDICES, ids=[str(index) for index, _ in INDICES])
 def test_an_index_selects_rows_as_it_does_of_a_tensor(filled: Place, index: Any, selected: list[int]) -> None:
-    blob = filled.open()
-    blob.seek(4)
-    found = blob[index]
-    assert found.shape == (len(selected), *SHAPE)
-    assert torch.equal(found, ROWS[torch.tensor(selected, dtype=torch.int64)])
-    assert blob.tell() == 4
+    where = torch.tensor(selected, dtype=torch.int64)
+    with filled.open("r+") as blob:
+        blob.seek(4)
+        found = blob[index]
+        assert found.shape == (len(selected), *SHAPE)
+        assert torch.equal(found, ROWS[where])
+        for values in (-found, numbered(1, 70), 7):
+            blob[index] = values
+            expected = ROWS.clone()
+            expected[where] = torch.as_tensor(values, dtype=torch.float32)
+            assert torch.equal(blob[:], expected)
+        assert blob.tell() == 4
+    assert torch.equal(filled.open().read(), expected)
 
 
-@pytest.mark.parametrize(("index", "selected"), [(0, 0), (9, 9), (-1, 9), (-10, 0)])
-def test_an_int_selects_one_row(filled: Place, index: int, selected: int) -> None:
-    assert torch.equal(filled.open()[index], ROWS[selected])
-
-
-@pytest.mark.parametrize("index", [np.int64(3), torch.tensor(3), np.array(3)], ids=["int64", "tensor", "array"])
-def test_an_integer_without_dimensions_selects_one_row(filled: Place, index: Any) -> None:
-    assert torch.equal(filled.open()[index], ROWS[3])
-
-
-def test_a_tuple_is_a_list_of_rows(filled: Place) -> None:
-    assert torch.equal(filled.open()[0, 2], ROWS[[0, 2]])
-
-
-@pytest.mark.parametrize("index", [10, -11, [0, 10], torch.tensor([-11]), [True] * 9, [True] * 11])
-def test_a_row_out_of_range_is_an_index_error(filled: Place, index: Any) -> None:
-    with pytest.raises(IndexError, match="10 rows") as raised:
-        filled.open()[index]
-    assert isinstance(raised.value, RegionError)
-
-
-@pytest.mark.parametrize("index", [1.0, "a", None, ..., [0.5], [slice(1)], torch.rand(2), [True, 1]])
-def test_what_is_no_index_is_a_type_error(filled: Place, index: Any) -> None:
-    with pytest.raises(TypeError, match="an index must be an int, a slice, a list or tuple of ints"):
-        filled.open()[index]
+@pytest.mark.parametrize("index", [3, -7, np.int64(3), torch.tensor(3), np.array(3)], ids=repr)
+def test_an_int_selects_one_row(filled: Place, index: Any) -> None:
+    with filled.open("r+") as blob:
+        assert torch.equal(blob[index], ROWS[3])
+        blob[index] = ROWS[0]
+        assert torch.equal(blob[3], ROWS[0])
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (1, 2, 2), (0, 3)])
@@ -457,35 +339,7 @@ def test_an_index_array_of_more_dimensions_puts_them_before_those_of_a_row(
         assert torch.equal(blob[:], rows)
 
 
-def test_a_mask_has_one_dimension(filled: Place) -> None:
-    with pytest.raises(IndexError, match=r"one dimension, along the rows; got shape \(10, 2\)"):
-        filled.open()[torch.ones(10, 2, dtype=torch.bool)]
-
-
 # Shrinking and deleting.
-
-
-def test_truncate_drops_the_rows_from_a_position_on(filled: Place) -> None:
-    with filled.open("r+") as blob:
-        blob.seek(8)
-        assert blob.truncate(5) == 5
-        assert (len(blob), blob.tell()) == (5, 5)
-        assert blob.truncate(7) == 5
-        blob.seek(2)
-        assert blob.truncate() == 2
-        blob.write(ROWS[9])
-    assert torch.equal(filled.open().read(), ROWS[[0, 1, 9]])
-
-
-def test_truncate_to_nothing_empties_a_blob(filled: Place) -> None:
-    with filled.open("a") as blob:
-        assert blob.truncate(0) == 0
-    assert len(filled.open()) == 0
-
-
-def test_truncate_refuses_a_negative_length(filled: Place) -> None:
-    with filled.open("a") as blob, pytest.raises(ValueError, match="cannot be truncated to -1 rows"):
-        blob.truncate(-1)
 
 
 def test_unlink_deletes_a_blob_whether_or_not_there_is_one(place: Place) -> None:

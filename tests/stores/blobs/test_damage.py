@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ import pytest
 import torch
 import zarr
 
-from infinite_tensor import StoreError
+from infinite_tensor import StoreError, TensorBlob
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
-from tests.support.stored import sealed
 
 
 def flip(path: Path, at: int) -> None:
@@ -27,30 +26,22 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("index", [5, slice(0, 10), [9, 4]])
-def test_a_missing_block_is_named(on_disk: Place, index: Any) -> None:
-    Path(on_disk.target, "c.1.0.0").unlink()
+HARM: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "too short": lambda path: os.truncate(path, path.stat().st_size - 3),
+    **{f"bit {seed}": lambda path, seed=seed: flip(path, int(seed * path.stat().st_size)) for seed in (0, 0.3, 0.99)},  # type: ignore[misc]
+}
+
+
+@pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
+def test_a_damaged_block_is_named_and_others_are_read(on_disk: Place, harm: Callable[[Path], object]) -> None:
+    harm(Path(on_disk.target, "c.1.0.0"))
     blob = on_disk.open()
-    with pytest.raises(StoreError, match=r"block c\.1\.0\.0 \(rows 4 to 7\) is damaged: missing"):
-        blob[index]
+    for index in (5, slice(0, 10), [9, 4]):
+        with pytest.raises(StoreError, match=r"c\.1\.0\.0 \(rows 4 to 7\) is damaged"):
+            blob[index]
     assert torch.equal(blob[8:], numbered(2, 8))
-
-
-def test_a_block_that_is_too_short_is_named(on_disk: Place) -> None:
-    path = Path(on_disk.target, "c.2.0.0")
-    os.truncate(path, path.stat().st_size - 3)
-    blob = on_disk.open()
-    with pytest.raises(StoreError, match=r"block c\.2\.0\.0 \(rows 8 to 9\) is damaged"):
-        blob.read()
-    assert torch.equal(blob[:8], numbered(8))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_flipped_bit_in_a_block_is_found(on_disk: Place, seed: int) -> None:
-    path = Path(on_disk.target, "c.1.0.0")
-    flip(path, random.Random(seed).randrange(path.stat().st_size))  # noqa: S311
-    with pytest.raises(StoreError, match=r"block c\.1\.0\.0 .* is damaged"):
-        on_disk.open().read()
+    assert torch.equal(blob[:4], numbered(4))
 
 
 @pytest.mark.parametrize("later", [2, 10], ids=["the same block", "further blocks"])
@@ -67,43 +58,11 @@ def test_a_block_that_is_older_than_the_document_is_an_error_until_it_is_there(
     shutil.copy(Path(on_disk.target, "zarr.json"), copy.target)
     reader = copy.open()
     rows = min(11 + later, 12)
-    with pytest.raises(StoreError, match=rf"block c\.2\.0\.0 \(rows 11 to {rows - 1}\) is damaged: .* truncate\(11\)"):
+    with pytest.raises(StoreError, match=rf"rows 11 to {rows - 1}.* truncate\(11\)"):
         reader[10:rows]
     assert torch.equal(reader[:8], numbered(8))
     shutil.copy(Path(on_disk.target, "c.2.0.0"), copy.target)
     assert torch.equal(reader[:rows], numbered(rows))
-
-
-WRONG: dict[str, list[Any]] = {
-    "rows": ["12", 1.5, -1, True, None, [10], 2**60],
-    "edits": ["0", 0.0, -2, None],
-    "block_size": ["4", 4.0, 0, -4, None, 2**50],
-    "shape": ["23", [2, 3.0], [2, "3"], [2, 0], 6, None],
-    "incarnation": [7, None, ["a"]],
-    "marks": [7, None, ["a"], [[0]], [[-1, "a"]], [[0, 1]], [["0", "a"]]],
-    "codecs": ["bytes", {}, [7], [{"name": 7}], [{}], None],
-    "dtype": [32, "float33", None],
-    "format": ["1", None, 2],
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
-@pytest.mark.parametrize("mode", ["r", "a"])
-def test_a_document_of_other_kinds_than_it_can_have_is_a_store_error(
-    mode: str, name: str, value: object, on_disk: Place
-) -> None:
-    path = Path(on_disk.target, "zarr.json")
-    document = json.loads(path.read_bytes())
-    ours = document["attributes"]["infinite_tensor_blob"]
-    del ours["digest"]
-    document["attributes"]["infinite_tensor_blob"] = sealed(ours | {name: value})
-    # The array agrees with it, as far as it tells of it.
-    if name in ("rows", "shape"):
-        extents = value if isinstance(value, list) else [value]
-        document["shape"] = [value, 2, 3] if name == "rows" else [10, *extents]
-    path.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or not from a TensorBlob"):
-        on_disk.open(mode)
 
 
 def test_any_flipped_bit_in_the_document_is_found_or_harmless(local: Place) -> None:
@@ -130,23 +89,51 @@ def test_whatever_the_document_says_of_a_blob_it_is_not_believed_once_changed(lo
     ours = document["attributes"]["infinite_tensor_blob"]
     ours[field] = ours[field] + 1 if isinstance(ours[field], int) else ours[field][::-1] + ours[field]
     path.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or not from a TensorBlob"):
+    with pytest.raises(StoreError, match="damaged"):
         local.open()
 
 
-def test_a_damaged_document_is_an_error_and_w_makes_the_blob_anew(local: Place) -> None:
+@pytest.mark.parametrize("document", [b"", bytes(700), b"{}", b"[]", b'{"attributes": {}}'], ids=len)
+def test_a_damaged_document_is_an_error_and_w_makes_the_blob_anew(local: Place, document: bytes) -> None:
     path = Path(local.target, "zarr.json")
-    flip(path, path.read_bytes().index(b'"rows"') + 1)
-    with pytest.raises(StoreError, match=r"its zarr\.json is damaged"):
-        local.open("r+")
+    path.write_bytes(document)
+    for mode in ("r", "r+", "a"):
+        with pytest.raises(StoreError, match="damaged"):
+            local.open(mode, dtype="float32", shape=SHAPE)
+    if document.strip(b"\0"):
+        with pytest.raises(StoreError, match="not a TensorBlob"):
+            TensorBlob.unlink(local.target)
+        return
     with local.open("w", dtype="float32", shape=SHAPE) as blob:
         blob.write(numbered(1))
-    assert len(local.open()) == 1
+    assert torch.equal(local.open()[:], numbered(1))
+    path.write_bytes(document)
+    (letter := path.with_name("letter.txt")).write_text("dear")
+    for begin in (TensorBlob.unlink, lambda target: TensorBlob.open(target, "w", dtype="int8", shape=1)):
+        with pytest.raises(StoreError, match=r"letter\.txt"):
+            begin(local.target)
+    letter.unlink()
+    TensorBlob.unlink(local.target)
+    assert not path.parent.exists()
+
+
+def test_each_document_is_on_the_disk_before_it_gets_its_name(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    document, synchronize, on_the_disk = Path(folder.target, "zarr.json"), os.fsync, set()
+
+    def fsync(descriptor: int) -> None:
+        synchronize(descriptor)
+        on_the_disk.add((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with folder.open("w+", dtype="float32", shape=SHAPE, block_size=4) as blob:
+        for change in (lambda: blob.write(numbered(9)), blob.flush, lambda: blob.truncate(6)):
+            change()
+            assert (document.stat().st_ino, document.stat().st_size) in on_the_disk
 
 
 def test_an_array_that_another_tool_has_resized_is_refused(local: Place) -> None:
     zarr.open_array(local.target, mode="r+").resize((4, *SHAPE))
-    with pytest.raises(StoreError, match="another program has changed the metadata of the array"):
+    with pytest.raises(StoreError, match="another program"):
         local.open()
 
 
@@ -154,7 +141,7 @@ def test_a_blob_of_a_later_version_is_refused(folder: Place, monkeypatch: pytest
     monkeypatch.setattr("infinite_tensor_stores.blobs.header.FORMAT", 2)
     made(folder)
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="the format is 2, but this version reads up to 1"):
+    with pytest.raises(StoreError, match="format is 2"):
         folder.open()
 
 
@@ -196,18 +183,10 @@ def test_a_full_disk_costs_nothing_that_was_stored(on_disk: Place, monkeypatch: 
         assert (len(blob), blob.tell(), blob.closed) == (11, 11, False)
         assert torch.equal(on_disk.open().read(), numbered(10))
         assert {path: path.read_bytes() for path in Path(on_disk.target).glob("c.*")} == stored
+        with pytest.raises(StoreError, match="No space left on device"):
+            blob.write(numbered(4, 11))
+    assert len(blob) == 11
     blob.write(numbered(9, 11))
     blob.close()
     assert torch.equal(on_disk.open().read(), numbered(20))
     assert not Path(on_disk.target, "writer.partial").exists()
-
-
-def test_rows_that_could_not_be_stored_leave_no_block_behind(on_disk: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    with on_disk.open("a") as blob:
-        with monkeypatch.context() as disk:
-            disk.setattr("infinite_tensor_stores.blobs.location.os.write", full)
-            with pytest.raises(StoreError, match="No space left on device"):
-                blob.write(numbered(4, 10))
-        assert len(blob) == 10
-    assert sorted(path.name for path in Path(on_disk.target).glob("c.*")) == ["c.0.0.0", "c.1.0.0", "c.2.0.0"]
-    assert torch.equal(on_disk.open().read(), numbered(10))

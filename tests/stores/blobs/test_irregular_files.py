@@ -52,24 +52,15 @@ def blob(on_disk: Place) -> Path:
 
 
 @pytest.mark.parametrize("kind", sample(PUT, "a FIFO", "a file of 64 GiB", "a folder"))
-@pytest.mark.parametrize("mode", ["r", "r+"])
-def test_a_block_that_is_not_a_regular_file_of_a_bounded_size_is_damaged(
-    blob: Path, other: Member, mode: Any, kind: str
+@pytest.mark.parametrize(("key", "said"), [("c.1.0.0", rf"{BLOCK}: {WHY}"), ("zarr.json", rf"{DOCUMENT} \({WHY}\)")])
+def test_a_file_that_is_not_regular_or_of_no_bounded_size_is_damaged(
+    blob: Path, other: Member, key: str, said: str, kind: str
 ) -> None:
-    (blob / "c.1.0.0").unlink()
-    PUT[kind](blob / "c.1.0.0")
-    with pytest.raises(StoreError, match=rf"{BLOCK}: {WHY}"):
-        other.call(read, str(blob), mode)
-
-
-@pytest.mark.parametrize("kind", sample(PUT, "a FIFO", "a file of 64 GiB", "a folder"))
-def test_a_document_that_is_not_a_regular_file_of_a_bounded_size_is_damaged(
-    blob: Path, other: Member, kind: str
-) -> None:
-    (blob / "zarr.json").unlink()
-    PUT[kind](blob / "zarr.json")
-    with pytest.raises(StoreError, match=rf"{DOCUMENT} \({WHY}\)"):
-        other.call(read, str(blob))
+    (blob / key).unlink()
+    PUT[kind](blob / key)
+    for mode in ("r", "r+"):
+        with pytest.raises(StoreError, match=said):
+            other.call(read, str(blob), mode)
 
 
 @pytest.mark.parametrize("key", ["zarr.json", "c.1.0.0"])

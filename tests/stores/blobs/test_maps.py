@@ -57,14 +57,11 @@ def test_a_blob_gives_maps_back_where_there_is_no_room_for_more(tmp_path: Path) 
     assert found == list(range(40))
 
 
-def test_a_blob_leaves_room_for_other_maps_of_the_process(tmp_path: Path) -> None:
-    with TensorBlob.open(tmp_path / "blob", "w+", dtype="float32", shape=(), block_size=1) as blob:
-        assert blob.max_cached_blocks <= 4096
-
-
 def test_blocks_that_are_held_are_mapped_and_no_copies(tmp_path: Path) -> None:
     made(tmp_path / "blob")
     with TensorBlob.open(tmp_path / "blob") as blob:
+        # Other maps of the process need room too.
+        assert blob.max_cached_blocks <= 4096
         blob[0], blob[-1]
         mapped = Path("/proc/self/maps").read_text()
         assert f"{tmp_path / 'blob' / 'c.0.0'}\n" in mapped

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -29,7 +28,6 @@ from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor.errors import BlobNotFoundError
 from infinite_tensor_stores.blobs.writers import FOLDER, RENEWAL, SECONDS, Lease
 from infinite_tensor_stores.targets import home_of
-from infinite_tensor_stores.zarr.layout import DOCUMENT
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 from tests.support.interpreters import Team
@@ -48,21 +46,18 @@ _held: list[TensorBlob] = []
 # Readers.
 
 
-def test_a_reader_sees_nothing_that_is_not_flushed(place: Place) -> None:
+def test_a_reader_sees_full_blocks_and_what_is_flushed(place: Place) -> None:
     made(place, 0)
     with place.open("a") as writer:
         writer.write(numbered(3))
         assert len(place.open()) == 0
-        writer.flush()
-        assert torch.equal(place.open().read(), numbered(3))
-
-
-def test_blocks_that_are_full_are_there_without_a_flush(place: Place) -> None:
-    made(place, 0)
-    with place.open("a") as writer:
-        writer.write(numbered(3))
         writer.write(numbered(8, 3))
         assert torch.equal(place.open().read(), numbered(8))
+        writer.flush()
+        assert torch.equal(place.open().read(), numbered(11))
+    array = zarr.open_array(store=place.target, mode="r")
+    assert (array.shape, array.chunks) == ((11, *SHAPE), (4, *SHAPE))
+    assert torch.equal(torch.from_numpy(array[:]), numbered(11))
 
 
 def test_a_reader_learns_of_growth_when_it_refreshes(place: Place) -> None:
@@ -163,14 +158,6 @@ def test_threads_share_a_blob_while_one_of_them_writes(place: Place) -> None:
             assert [reader.result(60) for reader in readers] == [200] * 4
 
 
-def test_zarr_reads_what_is_committed(place: Place) -> None:
-    rows = made(place, 10)
-    array = zarr.open_array(store=place.target, mode="r")
-    assert array.shape == (10, *SHAPE)
-    assert array.chunks == (4, *SHAPE)
-    assert torch.equal(torch.from_numpy(array[:]), rows)
-
-
 def test_attributes_that_a_user_adds_to_the_array_stay(local: Place) -> None:
     zarr.open_array(local.target, mode="r+").attrs["model"] = "a"
     with local.open("a") as blob:
@@ -184,8 +171,11 @@ def test_attributes_that_a_user_adds_to_the_array_stay(local: Place) -> None:
 
 @pytest.mark.parametrize("mode", ["a", "r+", "w"])
 def test_a_second_writer_is_told_who_writes(filled: Place, mode: Any) -> None:
+    for options in ({"shape": 7}, {"dtype": "int8"}):
+        with pytest.raises(ValueError, match="mode 'w'"):
+            filled.open("a", **options)
     with filled.open("a") as writer:
-        with pytest.raises(StoreError, match=r"process \d+ on .* has it open for writing; close it there"):
+        with pytest.raises(StoreError, match=r"process \d+ on .* open for writing"):
             filled.open(mode)
         with pytest.raises(StoreError, match="open for writing"):
             TensorBlob.unlink(filled.target)
@@ -202,13 +192,6 @@ def test_a_second_writer_in_another_process_is_refused(local: Place) -> None:
             second.call(hold, local.target, "r+")
         with pytest.raises(StoreError, match="open for writing"):
             local.open("a")
-
-
-def test_a_writer_that_was_killed_leaves_no_lock(local: Place) -> None:
-    with Team(1) as team:
-        assert team.members[0].call(hold, local.target, "a") == 10
-    with local.open("a") as writer:
-        assert writer.write(numbered(1)) == 1
 
 
 def test_a_writer_that_was_killed_leaves_no_lock_to_a_child_that_lives_on(local: Place) -> None:
@@ -230,13 +213,6 @@ def hold_and_fork(target: str) -> int:
         signal.pause()
     os.read(told, 1)
     return child
-
-
-def test_a_writer_that_could_not_be_opened_leaves_no_lock(filled: Place) -> None:
-    for options in ({"shape": 7}, {"dtype": "int8"}):
-        with pytest.raises(ValueError, match="mode 'w' makes a new one"):
-            filled.open("a", **options)
-    filled.open("a").close()
 
 
 @pytest.mark.parametrize("round_", range(3))
@@ -274,7 +250,7 @@ def age(url: str, seconds: float) -> None:
 def test_a_lease_that_has_run_out_keeps_nobody_out() -> None:
     url = "memory://lease-1"
     first = lease(url)
-    with pytest.raises(StoreError, match="its lease expires 60 s after the last renewal"):
+    with pytest.raises(StoreError, match="expires 60 s"):
         lease(url)
     age(url, SECONDS + 1)
     second = lease(url)
@@ -294,7 +270,7 @@ def test_a_writer_whose_lease_somebody_has_taken_stores_nothing_more() -> None:
     stopped = writer._rows._right
     assert isinstance(stopped, Lease)
     stopped._renewed = time.monotonic() - SECONDS
-    with pytest.raises(StoreError, match="lease was deleted, because this process had not renewed it in time"):
+    with pytest.raises(StoreError, match="lease was deleted"):
         writer.write(rows)
     assert len(TensorBlob.open(url)) == 4
     stopped._lost = None
@@ -381,7 +357,7 @@ def test_of_a_writer_that_stalls_while_it_renews_its_lease_and_its_successor_one
             stalled._renew()
     else:
         stalled._renew()
-    with pytest.raises(StoreError, match="has taken over writing, because this process had not renewed its lease"):
+    with pytest.raises(StoreError, match="has taken over"):
         stalled.check()
     (successor,) = successors
     successor.check()
@@ -422,21 +398,6 @@ def test_a_lease_is_renewed_after_a_renewal_that_failed(error: Exception) -> Non
     held.release()
 
 
-def test_a_blob_whose_lease_could_not_be_given_back_can_be_closed_again() -> None:
-    memory = MemoryStore()
-    storage = Interrupted(memory)
-    blob = TensorBlob.open(storage, "w", dtype="float32", shape=SHAPE)
-    blob.write(numbered(3))
-    storage.before["delete"] = failing(OSError("no answer"))
-    with pytest.raises(StoreError, match="cannot be closed"):
-        blob.close()
-    with pytest.raises(StoreError, match="has it open for writing"):
-        TensorBlob.open(memory, "a")
-    blob.close()
-    with TensorBlob.open(memory, "a+") as other:
-        assert torch.equal(other[:], numbered(3))
-
-
 # Blobs that nobody closes.
 
 
@@ -464,12 +425,3 @@ def test_blobs_that_are_open_at_the_end_of_their_process_are_stored(folder: Plac
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert folder.open().read().sum() == TensorBlob.open(packed).read().sum() == 30
-
-
-def test_a_killed_creation_is_no_blob_and_can_be_repeated(tmp_path: Path) -> None:
-    (tmp_path / "writer.lock").write_text("process 1 on a machine that is off\n")
-    with pytest.raises(FileNotFoundError):
-        TensorBlob.open(tmp_path)
-    with TensorBlob.open(tmp_path, "w", dtype="int8", shape=()) as blob:
-        blob.write(torch.tensor(3, dtype=torch.int8))
-    assert (tmp_path / DOCUMENT).exists()

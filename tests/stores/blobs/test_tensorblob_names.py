@@ -10,7 +10,7 @@ import pytest
 import torch
 from zarr.storage import LocalStore, MemoryStore
 
-from infinite_tensor import StoreError, TensorBlob
+from infinite_tensor import TensorBlob
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, blocks_held, made, numbered
 
@@ -68,11 +68,3 @@ def test_unlink_finishes_what_a_killed_one_has_begun(filled: Place) -> None:
     assert TensorBlob.unlink(filled.target) is True
     assert not Path(filled.target).exists()
     assert [key for key in blob._rows.location.names() if key.startswith("c.")] == []
-
-
-def test_unlink_refuses_a_folder_that_holds_something_else(tmp_path: Path) -> None:
-    photograph = tmp_path / "photograph.jpg"
-    photograph.write_bytes(b"sea")
-    with pytest.raises(StoreError, match=r"'photograph\.jpg' is there, and is not a TensorBlob"):
-        TensorBlob.unlink(tmp_path)
-    assert photograph.read_bytes() == b"sea"

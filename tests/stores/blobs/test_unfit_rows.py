@@ -55,31 +55,18 @@ def test_a_tensor_without_plain_values_is_refused_and_changes_nothing(
     blob: TensorBlob, make: Callable[[], torch.Tensor], store: Callable[[TensorBlob, Any], object]
 ) -> None:
     before = contents(blob.name)
-    with pytest.raises(ValidationError, match=r"rows must (be a dense tensor with values, got|not have a mask)"):
+    with pytest.raises(ValidationError, match=r"dense|mask"):
         store(blob, make())
     assert contents(blob.name) == before
     assert (len(blob), blob.tell()) == (6, 6)
     assert torch.equal(blob[:], torch.ones(6, 3))
 
 
-def test_an_array_that_cannot_be_written_to_is_stored_without_a_warning(blob: TensorBlob) -> None:
-    array = ROWS.numpy().copy()
-    array.flags.writeable = False
-    before = len(blob)
-    blob.write(array)
-    assert torch.equal(blob[before:], ROWS)
-
-
 @pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (ROWS.numpy().astype(">f4"), r"rows must be of torch\.float32, got an array of >f4; convert it with \.astype"),
-        (ROWS.numpy().astype(object), r"rows must be of torch\.float32, got an array of object"),
-        (np.array(["a", "b", "c"]), r"rows must be of torch\.float32, got an array of <U1"),
-    ],
+    "array", [ROWS.numpy().astype(">f4"), ROWS.numpy().astype(object), np.array(["a", "b", "c"])], ids=lambda a: a.dtype
 )
-def test_an_array_that_torch_does_not_know_is_a_type_error(blob: TensorBlob, array: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
+def test_an_array_that_torch_does_not_know_is_a_type_error(blob: TensorBlob, array: Any) -> None:
+    with pytest.raises(TypeError, match=r"\.astype"):
         blob.write(array)
     assert len(blob) == 6
 
@@ -88,16 +75,14 @@ def test_an_array_that_torch_does_not_know_is_a_type_error(blob: TensorBlob, arr
 def test_masked_elements_are_refused_and_other_masked_arrays_stored(
     blob: TensorBlob, store: Callable[[TensorBlob, Any], object]
 ) -> None:
-    with pytest.raises(ValidationError, match=r"rows have a mask, but tensors have no masks; give a\.filled\(value\)"):
+    with pytest.raises(ValidationError, match="mask"):
         store(blob, np.ma.masked_less(ROWS.numpy(), ROWS.max()))
     assert torch.equal(blob[:], torch.ones(6, 3))
+    for index in (np.ma.masked_equal(np.arange(3), 1), torch.ones(2, dtype=torch.int64).to_sparse()):
+        with pytest.raises(ValidationError, match="index"):
+            blob[index]
     store(blob, np.ma.array(ROWS.numpy()))
     assert torch.equal(blob[0:4] if store is overwrite else blob[-4:], ROWS)
-
-
-def test_an_index_with_a_mask_is_refused(blob: TensorBlob) -> None:
-    with pytest.raises(ValidationError, match="an index has a mask"):
-        blob[np.ma.masked_equal(np.arange(3), 1)]
 
 
 @pytest.mark.parametrize("store", [TensorBlob.write, overwrite], ids=["write", "overwrite"])
@@ -109,8 +94,9 @@ def test_an_index_with_a_mask_is_refused(blob: TensorBlob) -> None:
         (torch.complex(ROWS, ROWS).conj().imag, -ROWS),
         (ROWS.numpy()[::-1], ROWS.flip(0)),
         (ROWS.T.contiguous().T, ROWS),
+        (np.frombuffer(ROWS.numpy().tobytes(), np.float32).reshape(4, 3), ROWS),
     ],
-    ids=["gradient", "parameter", "negative view", "array from its end", "columns first"],
+    ids=["gradient", "parameter", "negative view", "array from its end", "columns first", "read-only"],
 )
 def test_views_and_tensors_with_gradients_are_stored_by_their_values(
     blob: TensorBlob, rows: Any, expected: torch.Tensor, store: Callable[[TensorBlob, Any], object]
@@ -129,8 +115,3 @@ def test_a_conjugate_view_is_stored_by_its_values(folder: Place, count: int) -> 
         blob.write(rows[0] if count == 1 else rows)
         assert torch.equal(blob[1:], torch.full((count, 3), 1 - 2j))
     assert torch.equal(folder.open()[1:], torch.full((count, 3), 1 - 2j))
-
-
-def test_an_index_without_plain_values_is_refused(blob: TensorBlob) -> None:
-    with pytest.raises(ValidationError, match=r"index must be a dense tensor with values, got torch.int64 of layout"):
-        blob[torch.ones(2, dtype=torch.int64).to_sparse()]
