@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from infinite_tensor.values.fingerprint import digest
     from infinite_tensor.values.reduction import Reduction
     from infinite_tensor.values.weights import WeightedMean
+    from infinite_tensor.views.exports.export import ExportOptions
     from infinite_tensor.views.server.serving import serve
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
     from infinite_tensor_stores.blobs import TensorBlob
@@ -48,6 +49,7 @@ __all__ = [
     "DamagedDataWarning",
     "DeviceMismatchError",
     "DtypeMismatchError",
+    "ExportOptions",
     "FillOptions",
     "FunctionChangedWarning",
     "GridDataset",
@@ -109,6 +111,7 @@ _find, _names = offered_by(
         "infinite_tensor.values.fingerprint": ["digest"],
         "infinite_tensor.values.reduction": ["Reduction"],
         "infinite_tensor.values.weights": ["WeightedMean"],
+        "infinite_tensor.views.exports.export": ["ExportOptions"],
         "infinite_tensor.views.server.serving": ["serve"],
         "infinite_tensor_stores": ["HDF5TileStore", "ZarrTileStore", "open_store"],
         "infinite_tensor_stores.blobs": ["TensorBlob"],

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawValue
 from textwrap import indent
-from typing import TYPE_CHECKING, Any, Never, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
-import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
@@ -28,25 +28,13 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
 from infinite_tensor.values.definition import channels_of
 
-if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-Source: TypeAlias = InfiniteTensor | TensorGroup
-Several: TypeAlias = Sequence[Source] | Mapping[Any, Source]
-Sources: TypeAlias = Source | Several
+Several: TypeAlias = Sequence[Fillable[Any]] | Mapping[Any, Fillable[Any]]
 Transform: TypeAlias = Callable[[Any], Any]
 Size: TypeAlias = int | Sequence[int]
 
 _T = TypeVar("_T")
 _Patch = TypeVar("_Patch")
 _Item_co = TypeVar("_Item_co", covariant=True)
-
-
-class _Reads(Protocol[_Patch]):
-    """For type checkers: a tensor or group with patches of type `_Patch`."""
-
-    def read(self, indices: list[Any], *, workers: int | None = None) -> list[_Patch]:
-        """See `InfiniteTensor.read`."""
 
 
 _EXAMPLE = "0:1000"
@@ -89,7 +77,7 @@ class _PatchGrid:
         The numbers of these dimensions in the source.
     """
 
-    source: Source
+    source: InfiniteTensor | TensorGroup
     box: Selection
     axes: tuple[_Axis, ...]
     dims: tuple[int, ...]
@@ -119,7 +107,12 @@ class _Patches(Dataset[_Item_co]):
     """
 
     def __init__(
-        self, sources: Sources, patch_size: object, stride: object, region: object, transform: Transform | None
+        self,
+        sources: Fillable[Any] | Several,
+        patch_size: object,
+        stride: object,
+        region: object,
+        transform: Transform | None,
     ) -> None:
         if transform is not None and not callable(transform):
             raise ValidationError(f"transform must be a function of one patch, or None, got {quoted(transform)}")
@@ -164,14 +157,6 @@ class _Patches(Dataset[_Item_co]):
     def _number(self, index: int) -> int:
         """Choose the patch position for an item: in order here, at random in a `PatchDataset`."""
         return index
-
-    # Only items of type Any, as of a dict of tensors, are of type Never.
-    @overload
-    def region(self: _Patches[Never], index: int) -> Any: ...
-    @overload
-    def region(self: _Patches[torch.Tensor] | _Patches[TensorDict], index: int) -> tuple[slice | Any, ...]: ...
-    @overload
-    def region(self, index: int) -> Any: ...
 
     def region(self, index: int) -> Any:
         """Return the region of an item.
@@ -258,7 +243,7 @@ class _Patches(Dataset[_Item_co]):
     def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
         if isinstance(self._sources, dict):
             return dict(zip(self._sources, values, strict=True))
-        if isinstance(self._sources, Source):
+        if isinstance(self._sources, Fillable):
             return values[0]
         return list(values) if isinstance(self._sources, list) else tuple(values)
 
@@ -309,7 +294,7 @@ class GridDataset(_Patches[_Item_co]):
     @overload
     def __init__(
         self: GridDataset[_Patch],
-        t: _Reads[_Patch],
+        t: Fillable[_Patch],
         patch_size: Size,
         stride: Size | None = None,
         region: object = None,
@@ -317,7 +302,7 @@ class GridDataset(_Patches[_Item_co]):
     @overload
     def __init__(
         self,
-        t: _Reads[_Patch],
+        t: Fillable[_Patch],
         patch_size: Size,
         stride: Size | None = None,
         region: object = None,
@@ -326,31 +311,13 @@ class GridDataset(_Patches[_Item_co]):
     ) -> None: ...
     @overload
     def __init__(
-        self: GridDataset[tuple[torch.Tensor, ...]],
-        t: tuple[InfiniteTensor, ...],
-        patch_size: Size,
-        stride: Size | None = None,
-        region: object = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
+        self: GridDataset[Any],
         t: Several,
         patch_size: Size,
         stride: Size | None = None,
         region: object = None,
         *,
-        transform: Callable[[Any], _Item_co],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: GridDataset[Any],
-        t: Sources,
-        patch_size: Size,
-        stride: Size | None = None,
-        region: object = None,
-        *,
-        transform: None = None,
+        transform: Transform | None = None,
     ) -> None: ...
 
     def __init__(
@@ -410,7 +377,7 @@ class PatchDataset(_Patches[_Item_co]):
     @overload
     def __init__(
         self: PatchDataset[_Patch],
-        t: _Reads[_Patch],
+        t: Fillable[_Patch],
         patch_size: Size,
         region: object = None,
         seed: int = 0,
@@ -419,7 +386,7 @@ class PatchDataset(_Patches[_Item_co]):
     @overload
     def __init__(
         self,
-        t: _Reads[_Patch],
+        t: Fillable[_Patch],
         patch_size: Size,
         region: object = None,
         seed: int = 0,
@@ -429,34 +396,14 @@ class PatchDataset(_Patches[_Item_co]):
     ) -> None: ...
     @overload
     def __init__(
-        self: PatchDataset[tuple[torch.Tensor, ...]],
-        t: tuple[InfiniteTensor, ...],
-        patch_size: Size,
-        region: object = None,
-        seed: int = 0,
-        length: int | None = None,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
+        self: PatchDataset[Any],
         t: Several,
         patch_size: Size,
         region: object = None,
         seed: int = 0,
         length: int | None = None,
         *,
-        transform: Callable[[Any], _Item_co],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: PatchDataset[Any],
-        t: Sources,
-        patch_size: Size,
-        region: object = None,
-        seed: int = 0,
-        length: int | None = None,
-        *,
-        transform: None = None,
+        transform: Transform | None = None,
     ) -> None: ...
 
     def __init__(
@@ -540,12 +487,12 @@ class PatchDataset(_Patches[_Item_co]):
         return self._positions * int.from_bytes(digest, "big") >> 512
 
 
-def _leaves(sources: object) -> list[Source]:
+def _leaves(sources: object) -> list[InfiniteTensor | TensorGroup]:
     if isinstance(sources, dict):
         leaves = list(sources.values())
     else:
         leaves = list(sources) if isinstance(sources, list | tuple) else [sources]
-    others = [leaf for leaf in leaves if not isinstance(leaf, Source)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, InfiniteTensor | TensorGroup)]
     if others or not leaves:
         raise ValidationError(
             f"t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict of them, got {quoted(sources)}"
@@ -554,7 +501,7 @@ def _leaves(sources: object) -> list[Source]:
     return leaves
 
 
-def _cut(source: Source, patch_size: object, stride: object, region: object) -> _PatchGrid:
+def _cut(source: InfiniteTensor | TensorGroup, patch_size: object, stride: object, region: object) -> _PatchGrid:
     """Cut a tensor or group into patches.
 
     With a stride of None, patches may begin at every pixel.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,9 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
-from infinite_tensor.filling.progress import Reporting
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.batching import Batching
-from infinite_tensor.geometry.regions import Region, parse
+from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.functions import Formula, RegionWriter
@@ -73,7 +72,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from infinite_tensor.groups import TensorGroup
-    from infinite_tensor.views.exports.export import Format
+    from infinite_tensor.views.exports.export import ExportOptions
     from infinite_tensor.views.statistics import Stats
     from infinite_tensor.views.viewer.page import View
 
@@ -85,7 +84,7 @@ class SupportsAsTensor(Protocol):
         """Return the tensor to read in place of this object."""
 
 
-class InfiniteTensor(Fillable):
+class InfiniteTensor(Fillable[torch.Tensor]):
     """Read-only array with unbounded or finite dimensions.
 
     Slicing returns a `torch.Tensor`. A deterministic function `f` computes the tensor window by window. A read calls
@@ -407,69 +406,13 @@ class InfiniteTensor(Fillable):
         definition = self._spec.definition
         return definition.to_json() | {"functions": definition.functions.identity.to_json(), "device": str(self.device)}
 
-    @overload
-    def __getitem__(self, indices: list[Any]) -> list[torch.Tensor]: ...
-    @overload
-    def __getitem__(self, indices: Region) -> torch.Tensor: ...
-    @overload
-    def __getitem__(self, indices: object) -> Any: ...
-
-    def __getitem__(self, indices: object) -> Any:
-        """Read a region, or a list of regions together.
-
-        Parameters
-        ----------
-        indices : int, slice, Ellipsis or tuple of them, or a list of such regions
-            A negative number is a coordinate in an unbounded dimension and counts from the end in a finite
-            one. A slice over an unbounded dimension needs both ends; steps may be negative. With steps, only
-            windows that contain a pixel of the result are computed.
-
-        Returns
-        -------
-        torch.Tensor or list of torch.Tensor
-            Pixels of `dtype` on `device`, in new memory.
-
-        Raises
-        ------
-        RegionError
-            (an IndexError) If `indices` is not a valid region of this tensor.
-        TileAccessError
-            If pixels are missing and the tensor was opened without ``f``.
-        """
-        return self.read(indices)
-
-    @overload
-    def read(self, indices: list[Any], *, workers: int | None = None) -> list[torch.Tensor]: ...
-    @overload
-    def read(self, indices: Region, *, workers: int | None = None) -> torch.Tensor: ...
-    @overload
-    def read(self, indices: object, *, workers: int | None = None) -> Any: ...
-
-    def read(self, indices: object, *, workers: int | None = None) -> Any:
-        """Read a region, or a list of regions together.
-
-        Equal to ``tensor[indices]``, with options.
-
-        Parameters
-        ----------
-        indices
-            A region or a list of regions, as for ``tensor[...]``; `sl` creates them.
-        workers : int, optional
-            The number of threads that compute windows. More than one requires an ``f`` that several threads may call at
-            the same time. The pixels do not depend on this number. Default: the `workers` of each tensor's store.
-
-        Returns
-        -------
-        torch.Tensor or list of torch.Tensor
-        """
-        workers = checked_workers(workers)
-        regions = indices if isinstance(indices, list) else [indices]
+    def _read(self, regions: Sequence[object], workers: int | None) -> Sequence[torch.Tensor]:
         self._node.computation.warn_of_other_code()
         spec = self._node.tensor.spec
         request = self._node, [parse(region, spec.definition.shape, spec.labels) for region in regions]
         read_together = compiled.read_together if torch.compiler.is_compiling() else assemble.read_together
         (found,) = read_together([request], workers)
-        return found if isinstance(indices, list) else found[0]
+        return found
 
     def iter_regions(self, regions: Iterable[object], *, workers: int | None = None) -> Iterator[list[torch.Tensor]]:
         """Read a sequence of regions in full batches, and yield finished regions.
@@ -1054,21 +997,7 @@ class InfiniteTensor(Fillable):
         return html_of_tensor(self)
 
     def export(
-        self,
-        region: object = ...,
-        target: str | os.PathLike[str] | None = None,
-        *,
-        compute: bool = True,
-        fill_value: Number | None = None,
-        format: Format | None = None,  # noqa: A002  (what it is called elsewhere)
-        overwrite: bool = False,
-        storage_options: dict[str, Any] | None = None,
-        workers: int | None = None,
-        progress: Reporting = True,
-        every: int | None = None,
-        max_pixels: int | None = None,
-        palette: bool = False,
-        pyramid: bool | int | Method = False,
+        self, region: object = ..., target: str | os.PathLike[str] | None = None, **options: Unpack[ExportOptions]
     ) -> None:
         """Write a region to a file or Zarr group for other programs.
 
@@ -1106,47 +1035,8 @@ class InfiniteTensor(Fillable):
             channels, band or bands, otherwise the first. Use ints to drop other dimensions.
         target : str or path
             A local path; for Zarr, any fsspec URL too.
-        compute : bool
-            Whether missing windows are computed and stored, as by a read. Otherwise, pixels of missing tiles are
-            `fill_value`, as in `stored_only`.
-        fill_value : number, optional
-            Used with ``compute=False``. If it is a real number, a TIFF declares it as nodata, and Zarr declares it in
-            ``_FillValue``, which xarray reads. Default: 0, which is not declared.
-        format : {"zarr", "npy", "png", "tiff"}, optional
-            The format, whatever the suffix of `target` is.
-        overwrite : bool
-            Replace a file, or a Zarr group that an export has written. The target stays until the new one is complete,
-            so the tensor may be computed from the target. A group is missing while it is replaced: for a moment on a
-            local disk, and during the copies at a URL. Files that GDAL has written next to an image (``.aux.xml``,
-            ``.ovr``, ``.msk``) are deleted with it; without `overwrite`, an export does not start if there are such
-            files.
-        storage_options : dict, optional
-            Passed to fsspec.
-        workers : int, optional
-            As for `read`.
-        progress : bool, "always" or callable
-            As for `fill`, but a `Progress` counts tiles that have been written, not windows.
-        every : int, optional
-            For a PNG: write every n-th row and column, beginning with the first, in one read that computes only the
-            windows of pixels that are written. Default: all.
-        max_pixels : int, optional
-            For a PNG, instead of `every`: the largest number of pixels in the image; `every` is then the smallest int
-            that suffices.
-        palette : bool
-            For a PNG with one channel of uint8: give each number a colour, cycling through matplotlib's ``tab20``.
-            Without it, an image of small labels is nearly black. `show` uses the same colours, unless there are numbers
-            beyond 19: it then draws all pixels on a continuous scale. The numbers in the file do not change, and a
-            `fill_value` is transparent.
-        pyramid : bool, int or str
-            For Zarr: write an OME-Zarr 0.5 image with levels, as viewers expect it. Its arrays are ``s0/<name>``,
-            ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
-            levels as the region needs, an int writes that many, and a str names the method of `coarsen` for the levels.
-            The default method is that of stored levels; if there are none, it is chosen as for `fill`. Level k contains
-            the pixels of level k of `pyramid` that overlap the region, so some pixels beyond its border are read.
-            Stored levels are used if they suffice. Otherwise each level is computed in memory from this tensor. If this
-            tensor is not stored, it is computed again for each level. With ``compute=False``, the levels in the store
-            are written. The dimensions must be t, c, z, y and x, in this order, as in OME-Zarr. t, c and one of z, y
-            and x may be missing. c may have another name.
+        **options
+            See `ExportOptions`: missing pixels, format, overwriting, progress, and options of PNG and Zarr.
 
         Raises
         ------
@@ -1174,21 +1064,8 @@ class InfiniteTensor(Fillable):
         (16, 16)
         """
         # Imported here, because exports build on tensors.
-        from infinite_tensor.views.exports.export import Options, export  # noqa: PLC0415
+        from infinite_tensor.views.exports.export import export  # noqa: PLC0415
 
-        options = Options(
-            compute,
-            fill_value,
-            format,
-            overwrite,
-            storage_options,
-            workers,
-            progress,
-            every,
-            max_pixels,
-            palette,
-            pyramid,
-        )
         export(self, region, target, options)
 
     def clear_cache(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
 from infinite_tensor.errors import ValidationError
@@ -15,7 +15,8 @@ from infinite_tensor.filling.fill import FillJob, Request, check_shared, fill, i
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Reporting
-from infinite_tensor.geometry.regions import Selection
+from infinite_tensor.filling.readable import Pixels_co, Readable
+from infinite_tensor.geometry.regions import Region, Selection
 from infinite_tensor.support.given import (
     check_client,
     checked_bytes,
@@ -130,8 +131,8 @@ def check_fill_options(function: Callable[..., Any], options: Mapping[str, Any])
 _INTERRUPTED = "The fill was interrupted. Finished work is kept: to continue, call fill again with the same region."
 
 
-class Fillable(ABC):
-    """Methods for planning, filling, checking and invalidating regions.
+class Fillable(Readable[Pixels_co]):
+    """Methods for reading, planning, filling, checking and invalidating regions.
 
     Give a region as in the brackets of a read. A slice with a step counts as the whole box spanned by the slice. The
     region of a group is in pixels of the group, and includes all pixels of every tensor over this region.
@@ -147,6 +148,40 @@ class Fillable(ABC):
     @abstractmethod
     def _tensors(self) -> Sequence[NodeHolder]:
         """Return the tensor, or the tensors of the group."""
+
+    @overload
+    def read(self, indices: list[Any], *, workers: int | None = None) -> list[Pixels_co]: ...
+    @overload
+    def read(self, indices: Region, *, workers: int | None = None) -> Pixels_co: ...
+    @overload
+    def read(self, indices: object, *, workers: int | None = None) -> Any: ...
+
+    def read(self, indices: object, *, workers: int | None = None) -> Any:
+        """Read a region, or a list of regions together, as the brackets do, with options.
+
+        Windows needed by several regions or tensors are computed once.
+
+        Parameters
+        ----------
+        indices
+            A region or a list of regions, as between brackets. In a group, regions are in pixels of the group. Of a
+            coarser tensor, all pixels that overlap the region are read; an int selects the pixel that contains it.
+            Dimensions that are not shared are read whole.
+        workers : int, optional
+            The number of threads that compute windows. More than one requires an ``f`` that several threads may call at
+            the same time. The pixels do not depend on this number. Default: the `workers` of each tensor's store.
+
+        Returns
+        -------
+        torch.Tensor or TensorDict, or a list of them
+            A group gives a TensorDict, nested as the group is. The shared dimensions come first in every tensor, the
+            others after them. The batch size lists the extents of the result along the shared dimensions, up to the
+            first dimension in which tensors have different scales. A nested TensorDict has its own batch size, from the
+            tensors in it.
+        """
+        regions, workers = indices if isinstance(indices, list) else [indices], checked_workers(workers)
+        found = self._read(regions, workers)
+        return list(found) if isinstance(indices, list) else found[0]
 
     def plan(
         self,
@@ -329,7 +364,7 @@ class Fillable(ABC):
         return invalidate(parts, dependants=checked_flag("dependants", dependants))
 
 
-def check_fill(filled: Fillable, region: object, options: FillOptions) -> None:
+def check_fill(filled: Fillable[Any], region: object, options: FillOptions) -> None:
     """Check that a fill can begin.
 
     Raise the same errors as a fill before its first window.

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.formulas import never_lacks
 from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.reads import Views
+from infinite_tensor.filling.readable import Readable
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.regions import Block, Region, Selection, SelectionBlocks, parse
+from infinite_tensor.geometry.regions import Block, Selection, SelectionBlocks, parse
 from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import IN_PARTS, new_block, new_result
 from infinite_tensor.support.interrupts import store_call
@@ -38,7 +39,7 @@ _AT_ONCE_BYTES = 2**24
 _AT_ONCE = 2**12
 
 
-class StoredOnly:
+class StoredOnly(Readable[torch.Tensor]):
     """A view of a tensor with stored pixels only.
 
     Reads never compute windows. Each tile is shown as a whole or not at all. If `InfiniteTensor.coverage` reports that
@@ -85,34 +86,9 @@ class StoredOnly:
         """The device of results."""
         return self._node.spec.device
 
-    @overload
-    def __getitem__(self, indices: list[Any]) -> list[torch.Tensor]: ...
-    @overload
-    def __getitem__(self, indices: Region) -> torch.Tensor: ...
-    @overload
-    def __getitem__(self, indices: object) -> Any: ...
-
-    def __getitem__(self, indices: object) -> Any:
-        """Read the stored pixels of a region, or of each region in a list.
-
-        Parameters
-        ----------
-        indices
-            As for `InfiniteTensor`.
-
-        Returns
-        -------
-        torch.Tensor or list of torch.Tensor
-
-        Raises
-        ------
-        RegionError
-            (an IndexError) If `indices` is not a region of the tensor.
-        """
-        regions = indices if isinstance(indices, list) else [indices]
+    def _read(self, regions: Sequence[object], _workers: int | None) -> Sequence[torch.Tensor]:
         selections = [parse(region, self.shape, self._node.spec.labels) for region in regions]
-        found = [stored_pixels(self._node, selection, self.fill_value) for selection in selections]
-        return found if isinstance(indices, list) else found[0]
+        return [stored_pixels(self._node, selection, self.fill_value) for selection in selections]
 
     def to_xarray(
         self, region: object = None, coords: Mapping[str, Any] | None = None, *, lazy: bool = True

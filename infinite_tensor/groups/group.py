@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 import torch
 
@@ -15,7 +15,6 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
-from infinite_tensor.filling.progress import Reporting
 from infinite_tensor.geometry.regions import Region, Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.members import (
@@ -48,10 +47,12 @@ if TYPE_CHECKING:
     import zarr
     from tensordict import TensorDict, TensorDictBase
 
+    from infinite_tensor.views.exports.export import ExportOptions
+
 _T = TypeVar("_T")
 
 
-class TensorGroup(Fillable):
+class TensorGroup(Fillable["TensorDict"]):
     """Named tensors, read together.
 
     Slicing a group returns a `tensordict.TensorDict` with a region of all tensors.
@@ -279,7 +280,8 @@ class TensorGroup(Fillable):
         devices = {member.tensor.device for member in self._members.values()}
         return devices.pop() if len(devices) == 1 else None
 
-    @overload
+    # Other readables have no keys.
+    @overload  # type: ignore[override]
     def __getitem__(self, indices: str | tuple[str, ...]) -> InfiniteTensor | Any: ...
     @overload
     def __getitem__(self, indices: list[Any]) -> list[TensorDict]: ...
@@ -312,40 +314,11 @@ class TensorGroup(Fillable):
         """
         return self._entry(as_key(indices)) if is_key(indices) else self.read(indices)
 
-    @overload
-    def read(self, indices: list[Any], *, workers: int | None = None) -> list[TensorDict]: ...
-    @overload
-    def read(self, indices: Region, *, workers: int | None = None) -> TensorDict: ...
-    @overload
-    def read(self, indices: object, *, workers: int | None = None) -> Any: ...
-
-    def read(self, indices: object, *, workers: int | None = None) -> Any:
-        """Read a region of all tensors, or a list of regions.
-
-        Windows needed by several tensors are computed once.
-
-        Parameters
-        ----------
-        indices
-            A region of the shared dimensions, or a list of regions. For a coarser tensor, all its pixels that overlap
-            the region are read; an int selects the pixel that contains it. Dimensions that are not shared are read
-            whole.
-        workers : int, optional
-            As for `InfiniteTensor.read`.
-
-        Returns
-        -------
-        TensorDict or list of TensorDict
-            Nested as the group is. The shared dimensions come first in every tensor, the others after them. The
-            batch size lists the extents of the result along the shared dimensions, up to the first dimension in which
-            tensors have different scales. A nested TensorDict has its own batch size, from the tensors in it.
-        """
-        workers = checked_workers(workers)
-        regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]
+    def _read(self, regions: Sequence[object], workers: int | None) -> Sequence[TensorDict]:
+        selections = [parse(region, self.shape) for region in regions]
         import_tensordict()
-        results = zip(regions, read_members(self._members, regions, workers), strict=True)
-        found = [assembled(self._members, tensors, region, self.device) for region, tensors in results]
-        return found if isinstance(indices, list) else found[0]
+        results = zip(selections, read_members(self._members, selections, workers), strict=True)
+        return [assembled(self._members, tensors, region, self.device) for region, tensors in results]
 
     def save_tensordict(
         self,
@@ -535,16 +508,7 @@ class TensorGroup(Fillable):
         return zarr_of_members(self._cut(selection))
 
     def export(
-        self,
-        region: object = ...,
-        target: str | os.PathLike[str] | None = None,
-        *,
-        compute: bool = True,
-        fill_value: Number | None = None,
-        overwrite: bool = False,
-        storage_options: dict[str, Any] | None = None,
-        workers: int | None = None,
-        progress: Reporting = True,
+        self, region: object = ..., target: str | os.PathLike[str] | None = None, **options: Unpack[ExportOptions]
     ) -> None:
         """Write a region of all tensors to a Zarr group.
 
@@ -558,8 +522,8 @@ class TensorGroup(Fillable):
             May be left out for a finite group: ``group.export("all.zarr")``.
         target : str or path
             A path or an fsspec URL that ends in ``.zarr``.
-        compute, fill_value, overwrite, storage_options, workers, progress
-            As for `InfiniteTensor.export`. Dimensions have the names that `as_zarr` gives them.
+        **options
+            See `ExportOptions`. Dimensions have the names that `as_zarr` gives them.
 
         Raises
         ------
@@ -571,12 +535,10 @@ class TensorGroup(Fillable):
             If something cannot be written or read.
         """
         # Imported here, because exports build on groups.
-        from infinite_tensor.views.exports.export import Options, export_members, region_and_target  # noqa: PLC0415
+        from infinite_tensor.views.exports.export import export_members, region_and_target  # noqa: PLC0415
 
         place, path = region_and_target(region, target)
-        members = self._cut(self._plain(place))
-        options = Options(compute, fill_value, None, overwrite, storage_options, workers, progress)
-        export_members(members, path, options)
+        export_members(self._cut(self._plain(place)), path, options)
 
     def _cut(self, region: Selection | None) -> dict[Key, tuple[InfiniteTensor, Selection | None, Sequence[Fraction]]]:
         return {

@@ -12,15 +12,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
+from infinite_tensor.filling.readable import Readable
 from infinite_tensor.filling.stored_only import stored_pixels
 from infinite_tensor.geometry.points import with_entry
-from infinite_tensor.geometry.regions import Region, Selection, parse
+from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.groups.members import GroupMember, Members, read_members, shape_of, unit_of
 from infinite_tensor.support.disks import allocate_file, beside, check_free, publish, remove, synchronize
 from infinite_tensor.support.nested import Key, chosen, show
@@ -89,7 +90,7 @@ def assembled(
     return level(0, list(members))  # type: ignore[no-any-return]
 
 
-class StoredOnlyGroup:
+class StoredOnlyGroup(Readable["TensorDict"]):
     """A view of the stored pixels of a group.
 
     The view is read like the group, and never computes. Each tensor shows the same pixels as its
@@ -103,39 +104,12 @@ class StoredOnlyGroup:
         for key, value in self._fill_values.items():
             pixel_value(f"fill_value of {show(key)}", value, members[key].tensor.dtype)
 
-    @overload
-    def __getitem__(self, indices: list[Any]) -> list[TensorDict]: ...
-    @overload
-    def __getitem__(self, indices: Region) -> TensorDict: ...
-    @overload
-    def __getitem__(self, indices: object) -> Any: ...
-
-    def __getitem__(self, indices: object) -> Any:
-        """Read the stored pixels of a region, or of each region in a list.
-
-        Parameters
-        ----------
-        indices
-            As `TensorGroup.read` takes them, in pixels of the group.
-
-        Returns
-        -------
-        TensorDict or list of TensorDict
-            As `TensorGroup.read` returns them.
-
-        Raises
-        ------
-        RegionError
-            (an IndexError) If `indices` is not a valid region, or has a step along a dimension in which a tensor has a
-            scale.
-        """
+    def _read(self, regions: Sequence[object], _workers: int | None) -> Sequence[TensorDict]:
         import_tensordict()
         shape = shape_of(self._members)
-        regions = [parse(region, shape) for region in (indices if isinstance(indices, list) else [indices])]
-        found = [self._read(region) for region in regions]
-        return found if isinstance(indices, list) else found[0]
+        return [self._pixels(parse(region, shape)) for region in regions]
 
-    def _read(self, region: Selection) -> Any:
+    def _pixels(self, region: Selection) -> TensorDict:
         results = {}
         for key, member in self._members.items():
             pixels = stored_pixels(node_of(member.tensor), member.selection(region), self._fill_values[key])

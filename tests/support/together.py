@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,12 +18,15 @@ from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.geometry.regions import parse
 
 
-class _Together(Fillable):
+class _Together(Fillable[Any]):
     def __init__(self, parts: Iterable[tuple[InfiniteTensor, object]]) -> None:
         self._given = [Request(tensor, parse(region, tensor.shape)) for tensor, region in parts]
 
     def _requests(self, region: object, where: object = None) -> Sequence[Request]:  # noqa: ARG002
         return self._given
+
+    def _read(self, regions: Sequence[object], workers: int | None) -> NoReturn:
+        raise NotImplementedError
 
     def _tensors(self) -> Sequence[NodeHolder]:
         return [request.tensor for request in self._given]

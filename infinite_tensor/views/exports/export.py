@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
@@ -85,26 +85,80 @@ _ENDINGS: Mapping[str, Format] = {".zarr": _ZARR, ".npy": "npy", ".png": "png", 
 _INTERRUPTED = "The export was interrupted. Call export again with the same arguments to continue it."
 
 
-class Options(NamedTuple):
-    """The options of an export.
+class ExportOptions(TypedDict, total=False):
+    """Options of `export`, all optional. Of a group, all but `every`, `max_pixels`, `palette` and `pyramid`.
 
     Attributes
     ----------
-    compute, fill_value, format, overwrite, storage_options, workers, progress, every, max_pixels, palette, pyramid
-        As for `InfiniteTensor.export`.
+    compute : bool
+        Whether missing windows are computed and stored, as by a read. Otherwise, pixels of missing tiles are
+        `fill_value`, as in `stored_only`.
+    fill_value : number, optional
+        Used with ``compute=False``. If it is a real number, a TIFF declares it as nodata, and Zarr declares it in
+        ``_FillValue``, which xarray reads. Default: 0, which is not declared.
+    format : {"zarr", "npy", "png", "tiff"}, optional
+        The format, whatever the suffix of `target` is.
+    overwrite : bool
+        Replace a file, or a Zarr group that an export has written. The target stays until the new one is complete,
+        so the tensor may be computed from the target. A group is missing while it is replaced: for a moment on a
+        local disk, and during the copies at a URL. Files that GDAL has written next to an image (``.aux.xml``,
+        ``.ovr``, ``.msk``) are deleted with it; without `overwrite`, an export does not start if there are such
+        files.
+    storage_options : dict, optional
+        Passed to fsspec.
+    workers : int, optional
+        As for `read`.
+    progress : bool, "always" or callable
+        As for `fill`, but a `Progress` counts tiles that have been written, not windows.
+    every : int, optional
+        For a PNG: write every n-th row and column, beginning with the first, in one read that computes only the
+        windows of pixels that are written. Default: all.
+    max_pixels : int, optional
+        For a PNG, instead of `every`: the largest number of pixels in the image; `every` is then the smallest int
+        that suffices.
+    palette : bool
+        For a PNG with one channel of uint8: give each number a colour, cycling through matplotlib's ``tab20``.
+        Without it, an image of small labels is nearly black. `show` uses the same colours, unless there are numbers
+        beyond 19: it then draws all pixels on a continuous scale. The numbers in the file do not change, and a
+        `fill_value` is transparent.
+    pyramid : bool, int or str
+        For Zarr: write an OME-Zarr 0.5 image with levels, as viewers expect it. Its arrays are ``s0/<name>``,
+        ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
+        levels as the region needs, an int writes that many, and a str names the method of `coarsen` for the levels.
+        The default method is that of stored levels; if there are none, it is chosen as for `fill`. Level k contains
+        the pixels of level k of `pyramid` that overlap the region, so some pixels beyond its border are read.
+        Stored levels are used if they suffice. Otherwise each level is computed in memory from the tensor. If the
+        tensor is not stored, it is computed again for each level. With ``compute=False``, the levels in the store
+        are written. The dimensions must be t, c, z, y and x, in this order, as in OME-Zarr. t, c and one of z, y
+        and x may be missing. c may have another name.
     """
 
-    compute: bool = True
-    fill_value: Number | None = None
-    format: Format | None = None
-    overwrite: bool = False
-    storage_options: dict[str, Any] | None = None
-    workers: int | None = None
-    progress: Reporting = True
-    every: int | None = None
-    max_pixels: int | None = None
-    palette: bool = False
-    pyramid: bool | int | Method = False
+    compute: bool
+    fill_value: Number | None
+    format: Format | None
+    overwrite: bool
+    storage_options: dict[str, Any] | None
+    workers: int | None
+    progress: Reporting
+    every: int | None
+    max_pixels: int | None
+    palette: bool
+    pyramid: bool | int | Method
+
+
+_DEFAULTS = ExportOptions(
+    compute=True,
+    fill_value=None,
+    format=None,
+    overwrite=False,
+    storage_options=None,
+    workers=None,
+    progress=True,
+    every=None,
+    max_pixels=None,
+    palette=False,
+    pyramid=False,
+)
 
 
 def region_and_target(region: object, target: object) -> tuple[object, object]:
@@ -112,70 +166,72 @@ def region_and_target(region: object, target: object) -> tuple[object, object]:
     return (..., region) if target is None else (region, target)
 
 
-def export(tensor: InfiniteTensor, region: object, target: object, options: Options) -> None:
+def export(tensor: InfiniteTensor, region: object, target: object, options: ExportOptions) -> None:
     """Write a region of a tensor; see `InfiniteTensor.export`."""
     region, target = region_and_target(region, target)
-    place, form = _checked(target, options)
-    cutout = Cutout.of(tensor, region, options.fill_value)
+    place, form, options = _checked(target, options)
+    cutout = Cutout.of(tensor, region, options["fill_value"])
     if form == _ZARR:
         _export_tensor(cutout, place, options)
         return
-    written = _LABELS if options.palette else _FORMS[form]
+    written = _LABELS if options["palette"] else _FORMS[form]
     written.check(cutout)
-    cutout = cutout.every(options.every, options.max_pixels)
+    cutout = cutout.every(options["every"], options["max_pixels"])
     warn_of_lost(shown_target(place), written.unsaid(cutout))
     path = local_path(place)
     sidecars = [path.with_name(path.name + ending) for ending in written.sidecars]
-    with _explaining(_begun(path, sidecars, overwrite=options.overwrite), str(path)) as unfinished:
+    with _explaining(_begun(path, sidecars, overwrite=options["overwrite"]), str(path)) as unfinished:
         with (
             _explaining(written.opened(cutout, unfinished), str(path)) as sink,
-            Tally(units := units_in(cutout.frame.shape, sink.unit), options.progress, unit="tile") as tally,
+            Tally(units := units_in(cutout.frame.shape, sink.unit), options["progress"], unit="tile") as tally,
         ):
             if cutout.step == 1:
                 stream(cutout, sink, _source_of(tensor, options), tally, str(path))
             else:
-                sink.put((...,), cutout.picked(compute=options.compute, workers=options.workers))
+                sink.put((...,), cutout.picked(compute=options["compute"], workers=options["workers"]))
                 tally.count(node_of(tensor), units)
         with explained(str(path)):
             synchronize(unfinished)
             # The sidecars describe the replaced file, not the new one.
             for each in sidecars:
                 each.unlink(missing_ok=True)
-            publish(unfinished, path, overwrite=options.overwrite)
+            publish(unfinished, path, overwrite=options["overwrite"])
 
 
-def _export_tensor(cutout: Cutout, place: str, options: Options) -> None:
+def _export_tensor(cutout: Cutout, place: str, options: ExportOptions) -> None:
     name, frame = array_name_of(cutout.tensor), cutout.frame
-    if options.pyramid is False:
+    if options["pyramid"] is False:
         _export_zarr({name: cutout}, {name: Shown.of(frame, cutout.names)}, place, options)
         return
     axes_of(frame, cutout.kept)
     nodata = nodata_of(node_of(frame.tensor).spec.definition)
     tile_bytes = math.prod(frame.tile) * frame.dtype.itemsize
     box = frame.origin, frame.shape
-    levels = levels_to_show(frame.tensor, nodata, *box, options.pyramid, compute=options.compute, tile_bytes=tile_bytes)
+    levels = levels_to_show(
+        frame.tensor, nodata, *box, options["pyramid"], compute=options["compute"], tile_bytes=tile_bytes
+    )
     image = image_of(name, frame, cutout.kept, levels)
     cutouts = {path: replace(cutout, frame=each.frame) for path, each in image.arrays.items()}
     _export_zarr(cutouts, image.arrays, place, options, image.attributes)
 
 
 def export_members(
-    members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]], target: object, options: Options
+    members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]], target: object, options: ExportOptions
 ) -> None:
     """Export the tensors of a group to Zarr; see `TensorGroup.export`.
 
     `members` maps each key to a tensor, a region, and a scale per dimension.
     """
-    place, form = _checked(target, options)
-    if form != _ZARR:
+    place, form, options = _checked(target, options)
+    if form != _ZARR or options["pyramid"] is not False:
         raise ValidationError(
-            f"a group can only be exported to Zarr, got format {form!r}; export its tensors one by one, or give a "
-            "target ending in .zarr"
+            f"a group can only be exported to Zarr, and without levels, got format {form!r} and "
+            f"pyramid={options['pyramid']}; export its tensors one by one, or give a target ending in .zarr"
         )
     cutouts, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
         path = path_of(key)
-        cutouts[path], scales[path] = Cutout.of(tensor, region, options.fill_value), scale
+        cutouts[path], scales[path] = Cutout.of(tensor, region, options["fill_value"]), scale
     faces = {path: Face(cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
     distinct = with_distinct_dims(faces, scales)
     shown = {
@@ -189,20 +245,20 @@ def _export_zarr(
     cutouts: Mapping[str, Cutout],
     shown: Mapping[str, Shown],
     place: str,
-    options: Options,
+    options: ExportOptions,
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
     unsaid = [label for cutout in cutouts.values() for label in unsaid_by_attributes(cutout.meaning)]
     warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
-    if options.overwrite and not is_local(place):
+    if options["overwrite"] and not is_local(place):
         _check_not_read(place, cutouts)
-    identity = None if options.overwrite else _identity(cutouts, shown, options, in_levels=attributes is not None)
+    identity = None if options["overwrite"] else _identity(cutouts, shown, options, in_levels=attributes is not None)
     content = Content(cutouts, shown, _fill_values(cutouts, options), identity, attributes)
-    opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
+    opened = opened_zarr(content, place, options["storage_options"], overwrite=options["overwrite"])
     try:
         with _explaining(opened, shown_target(place)) as sinks:
             total = sum(units_in(cutout.frame.shape, sinks[path].unit) for path, cutout in cutouts.items())
-            with Tally(total, options.progress, unit="tile") as tally:
+            with Tally(total, options["progress"], unit="tile") as tally:
                 parts = [(path, None) for path in shown] if attributes is None else parts_of(shown)
                 for path, part in parts:
                     source = _source_of(cutouts[path].tensor, options)
@@ -258,29 +314,35 @@ def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[An
         opening.close()
 
 
-def _checked(target: object, options: Options) -> tuple[str, str]:
-    """Check the options. Return the target as a str, and the format."""
+def _checked(target: object, given: ExportOptions) -> tuple[str, str, ExportOptions]:
+    """Check the options. Return the target as a str, the format, and the options with their defaults."""
+    unknown = given.keys() - _DEFAULTS.keys()
+    if unknown:
+        raise TypeError(
+            f"export() got an unexpected keyword argument {min(unknown)!r}; its options are {', '.join(_DEFAULTS)}"
+        )
+    options = _DEFAULTS | given
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path or a URL, got {quoted(target)}")
     place = text_of(target)
-    form = _format_of(place, options.format)
+    form = _format_of(place, options["format"])
     if form != _ZARR and not is_local(place):
         raise ValidationError(
             f"format {form!r} needs a local path, got {shown_target(place)!r}; only Zarr can be written to a URL"
         )
-    if form != _ZARR and options.storage_options is not None:
+    if form != _ZARR and options["storage_options"] is not None:
         raise ValidationError("storage_options are only for Zarr; leave them out")
-    if checked_flag("compute", options.compute) and options.fill_value is not None:
+    if checked_flag("compute", options["compute"]) and options["fill_value"] is not None:
         raise ValidationError("fill_value replaces missing pixels, so it needs compute=False; give both")
-    if form != _ZARR and options.pyramid is not False:
+    if form != _ZARR and options["pyramid"] is not False:
         raise ValidationError(f"pyramid is only for Zarr, got format {form!r}; leave it out")
-    checked_flag("overwrite", options.overwrite)
-    thinned = options.every is not None or options.max_pixels is not None
-    if (checked_flag("palette", options.palette) or thinned) and form != "png":
+    checked_flag("overwrite", options["overwrite"])
+    thinned = options["every"] is not None or options["max_pixels"] is not None
+    if (checked_flag("palette", options["palette"]) or thinned) and form != "png":
         raise ValidationError(f"every, max_pixels and palette are only for PNG, got format {form!r}; leave them out")
-    checked_progress(options.progress)
-    checked_workers(options.workers)
-    return place, form
+    checked_progress(options["progress"])
+    checked_workers(options["workers"])
+    return place, form, options
 
 
 def _format_of(place: str, given: object) -> str:
@@ -299,22 +361,22 @@ def _format_of(place: str, given: object) -> str:
     )
 
 
-def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
-    if not options.compute:
-        return partial(stored, StoredOnly(tensor, options.fill_value))
-    return partial(computed, tensor, None if options.workers is None else int(options.workers))
+def _source_of(tensor: InfiniteTensor, options: ExportOptions) -> Source:
+    if not options["compute"]:
+        return partial(stored, StoredOnly(tensor, options["fill_value"]))
+    return partial(computed, tensor, None if options["workers"] is None else int(options["workers"]))
 
 
-def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
+def _fill_values(cutouts: Mapping[str, Cutout], options: ExportOptions) -> dict[str, Any] | None:
     """Return the fill value of each array, or None if missing pixels are computed."""
-    if options.compute:
+    if options["compute"]:
         return None
-    views = {path: StoredOnly(cutout.tensor, options.fill_value) for path, cutout in cutouts.items()}
+    views = {path: StoredOnly(cutout.tensor, options["fill_value"]) for path, cutout in cutouts.items()}
     return {path: shown_value(view.fill_value, view.dtype) for path, view in views.items()}
 
 
 def _identity(
-    cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: Options, *, in_levels: bool
+    cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: ExportOptions, *, in_levels: bool
 ) -> str | None:
     """Return a hash for recognizing an interrupted export of the same pixels.
 
@@ -324,7 +386,7 @@ def _identity(
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     # The pixels of levels depend only on the first tensor.
     states = [state_of(node) if node.tensor.named else None for node in (nodes[:1] if in_levels else nodes)]
-    if not options.compute or None in states:
+    if not options["compute"] or None in states:
         return None
     places = []
     for (path, cutout), node in zip(cutouts.items(), nodes, strict=True):

@@ -111,11 +111,9 @@ def trained(t: InfiniteTensor, group: TensorGroup) -> None:
     patches = PatchDataset(t, 64, REGION, seed=1, length=500)
     assert_type(patches[0], torch.Tensor)
     assert_type(GridDataset(group, 64, region=REGION)[0], TensorDict)
-    assert_type(GridDataset((t, t), 64, region=REGION)[0], tuple[torch.Tensor, ...])
-    assert_type(GridDataset(t, 64, region=REGION).region(4), tuple[slice | Any, ...])
-    assert_type(GridDataset({"x": t}, 64, region=REGION).region(4), Any)
+    first, second = GridDataset((t, t), 64, region=REGION)[0]
+    print(first.shape, second[GridDataset(t, 64, region=REGION).region(4)])  # noqa: T201
     assert_type(PatchDataset(t, 64, REGION, transform=lambda patch: float(patch.mean()))[0], float)
-    assert_type(PatchDataset({"x": t}, 64, REGION, transform=lambda _: 3)[0], int)
     for batch in DataLoader(patches, batch_size=8, num_workers=2):
         print(NET(batch).shape)  # noqa: T201
 

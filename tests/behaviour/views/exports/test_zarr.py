@@ -367,8 +367,11 @@ def test_a_group_that_was_stopped_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_group_is_exported_to_zarr_alone(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="a group can only be exported to Zarr, got format 'npy'"):
-        world().export(sl[0:4, 0:4], tmp_path / "out.npy")
+    for target, pyramid in (("out.npy", False), ("out.zarr", True)):
+        with pytest.raises(ValidationError, match="one by one"):
+            world().export(sl[0:4, 0:4], tmp_path / target, pyramid=pyramid)
+    with pytest.raises(TypeError, match="'colour'"):
+        world().export(sl[0:4, 0:4], tmp_path / "out.zarr", colour=True)  # type: ignore[call-arg]
 
 
 def test_the_document_of_an_unfinished_export_is_gone_in_the_end(tmp_path: Path) -> None:
