@@ -22,6 +22,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
+from infinite_tensor.refusals import check_finite, refuse_torch
 from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.support.given import (
     array_advice,
@@ -84,6 +85,7 @@ class SupportsAsTensor(Protocol):
         """Return the tensor to read in place of this object."""
 
 
+@refuse_torch
 class InfiniteTensor(Fillable[torch.Tensor]):
     """Read-only array with unbounded or finite dimensions.
 
@@ -1117,58 +1119,12 @@ class InfiniteTensor(Fillable[torch.Tensor]):
             )
         return extent
 
-    if not TYPE_CHECKING:
-        # Hidden from type checkers, because type checkers report such mistakes themselves.
-
-        @classmethod
-        def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> None:
-            """Refuse functions of torch, because they would have to read all pixels."""
-            given = [each for arg in (*args, *(kwargs or {}).values()) for each in members(arg) or (arg,)]
-            tensors = [each for each in given if isinstance(each, InfiniteTensor)]
-            example = tensors[0]._example if tensors else "t[0:512, 0:512]"  # noqa: SLF001  (its own)
-            raise TypeError(
-                f"{torch.overrides.resolve_name(func) or func.__name__} takes a torch.Tensor, not an InfiniteTensor; "
-                f"read a region first, as in {example}, or compute a new tensor by t.map(fn)"
-            )
-
-        def _refuse_arithmetic(self, *_: object) -> None:
-            """Refuse operators such as ``+``, because they would have to read all pixels."""
-            raise TypeError(
-                f"an InfiniteTensor has no arithmetic; read a region first, as in {self._example} + 1, or compute a "
-                "new tensor, as in t.map(lambda x: x + 1)"
-            )
-
-        def __setitem__(self, *_: object) -> None:
-            raise TypeError(
-                "an InfiniteTensor cannot be written to; change what f returns, write into a copy, as in "
-                f"pixels = {self._example}, or use a TensorBlob to store your own arrays"
-            )
-
-        def __getattr__(self, name: str) -> Any:
-            # Python also calls this method if a property raises AttributeError. Get the property again, to raise its
-            # error.
-            if hasattr(type(self), name) or not hasattr(torch.Tensor, name):
-                return object.__getattribute__(self, name)
-            sizes = name in ("size", "dim", "ndimension", "numel", "nelement")
-            advice = "see t.shape and t.ndim" if sizes else f"read a region first, as in {self._example}.{name}"
-            raise AttributeError(f"an InfiniteTensor has no attribute {name!r}; {advice}", name=name, obj=self)
-
     def __bool__(self) -> bool:
         """Return True, without a read, so that ``t or default`` works."""
         return True
 
-    @property
-    def _example(self) -> str:
-        parts = ["0:512" if extent is None or extent > 512 else ":" for extent in self.shape]
-        return f"t[{', '.join(parts) if '0:512' in parts else '...'}]"
-
     def _check_finite(self, action: str) -> None:
-        for d, extent in enumerate(self.shape):
-            if extent is None:
-                raise TypeError(
-                    f"cannot {action} an InfiniteTensor: dimension {self._spec.labels[d]} is unbounded; read a region "
-                    f"of it, as in {self._example}"
-                )
+        check_finite(self, self._spec.labels, action)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         self._check_finite("iterate over")
@@ -1198,16 +1154,6 @@ class InfiniteTensor(Fillable[torch.Tensor]):
 
     def __dlpack_device__(self) -> Any:
         return torch.empty(0, dtype=self.dtype, device=self.device).__dlpack_device__()
-
-
-if not TYPE_CHECKING:
-    _OF_TWO = (
-        *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul"),
-        *("and", "or", "xor", "lshift", "rshift"),
-    )
-    _OTHERS = ("lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "round")
-    for _name in (*_OF_TWO, *(f"r{name}" for name in _OF_TWO), *_OTHERS):
-        setattr(InfiniteTensor, f"__{_name}__", InfiniteTensor._refuse_arithmetic)  # noqa: SLF001  (its own)
 
 
 def tensors_of(

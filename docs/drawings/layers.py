@@ -26,6 +26,7 @@ LABELS = {
     "opening": "from an id, from a pickle",
     "tensor": "InfiniteTensor",
     "outputs": "what users declare of an f",
+    "refusals": "what only a torch.Tensor can do",
     "filling": "plan, fill, invalidate",
     "engine": "plan, run, assemble",
     "tilestore": "keeps windows and tiles",
