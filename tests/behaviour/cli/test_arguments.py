@@ -106,22 +106,3 @@ def test_every_command_has_help_that_fits_a_terminal_and_json_and_is_on_the_page
     assert "--json" in cli(name, "--help").out
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert f"infinite-tensor {name} " in page
-
-
-def test_help_lists_the_exit_codes(cli: CommandLine) -> None:
-    found = cli("--help")
-    assert all(f"\n    {code} " in found.out for code in (0, 1, 2, 3, 4, 130))
-    assert cli("--version").out[0].isdigit()
-
-
-def test_no_command_is_answered_with_the_help(cli: CommandLine) -> None:
-    found = cli()
-    assert (found.code, found.out) == (2, "")
-    assert found.err.strip() == cli("--help").out.strip()
-
-
-def test_a_command_that_there_is_not_is_an_error(cli: CommandLine) -> None:
-    found = cli("look")
-    assert found.code == 2
-    assert "Try 'infinite-tensor -" in found.err
-    assert found.err.endswith("Error: No such command 'look'.\n")

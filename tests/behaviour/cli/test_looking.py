@@ -33,9 +33,6 @@ def test_ls_lists_tensors(cli: CommandLine, store: Path) -> None:
         "rows       (None, None)  y, x  float32  (4, 4)",
         "twice      (8, None)           float32  (8, 4)",
     ]
-
-
-def test_ls_tells_programs_the_same(cli: CommandLine, store: Path) -> None:
     assert cli("ls", store, "--json").json == {
         "store": str(store),
         "tensors": [
@@ -50,19 +47,7 @@ def test_ls_of_a_blob_says_what_it_is(cli: CommandLine, tmp_path: Path) -> None:
     with TensorBlob.open(tmp_path / "b", "w", dtype="bfloat16", shape=(2, 3)) as blob:
         blob.write(torch.ones(5, 2, 3, dtype=torch.bfloat16))
     found = cli("ls", tmp_path / "b")
-    told = "there is a TensorBlob, not a store: 5 rows of shape [2, 3] and bfloat16; TensorBlob.open reads"
-    assert (found.code, told in found.err) == (1, True)
-
-
-def test_a_long_id_alone_is_folded(cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ZarrTileStore(store) as opened:
-        opened.clear_tensor("twice")
-        long = "twice as high as all the other rows"
-        InfiniteTensor((8, None), ramp, TensorWindow((8, 8)), tile_store=opened, tensor_id=long)
-    monkeypatch.setenv("COLUMNS", "60")
-    lines = cli("ls", store).out.splitlines()
-    assert max(map(len, lines)) <= 60
-    assert {*long.split()} <= {*" ".join(lines).split()}
+    assert (found.code, "TensorBlob" in found.err) == (1, True)
 
 
 def test_ls_counts_tiles_where_it_is_asked_to(cli: CommandLine, store: Path) -> None:
@@ -81,23 +66,6 @@ def test_ls_lists_groups_and_hdf5(cli: CommandLine, tmp_path: Path) -> None:
     found = cli("ls", path)
     assert found.out.splitlines()[-1] == "groups: all"
     assert "(8, None)" in found.out
-
-
-def test_ls_of_an_empty_store_says_so(cli: CommandLine, tmp_path: Path) -> None:
-    ZarrTileStore(tmp_path / "s", mode="w").close()
-    found = cli("ls", tmp_path / "s")
-    assert (found.code, found.out) == (0, "")
-    assert "contains no tensors" in found.err
-
-
-@pytest.mark.parametrize("name", ["nothing", "nothing.h5"])
-def test_ls_of_nothing_is_an_error_without_a_traceback(name: str, cli: CommandLine, tmp_path: Path) -> None:
-    found = cli("ls", tmp_path / name)
-    assert (found.code, found.out) == (1, "")
-    assert found.err.startswith("Error: ")
-    assert found.err.rstrip().endswith("there is no store")
-    assert "Traceback" not in found.err
-    assert not (tmp_path / name).exists()
 
 
 def test_ls_names_a_tensor_that_cannot_be_read_and_lists_the_others(cli: CommandLine, store: Path) -> None:
@@ -127,12 +95,6 @@ def test_info_tells_what_is_stored(cli: CommandLine, store: Path) -> None:
     assert (told["tensor_id"], told["tiles_complete"], told["definition"]["shape"]) == ("twice", 1, [8, None])
 
 
-def test_info_of_a_tensor_that_there_is_not_names_those_that_there_are(cli: CommandLine, store: Path) -> None:
-    found = cli("info", store, "columns")
-    assert found.code == 1
-    assert "contains no tensor 'columns'; it contains ['rows', 'twice']" in found.err
-
-
 def test_info_of_a_group_tells_what_it_is_made_of_and_which_tensor_is_not_there(cli: CommandLine, store: Path) -> None:
     with ZarrTileStore(store) as opened:
         depth = InfiniteTensor((None, None), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="depth")
@@ -151,16 +113,7 @@ def test_info_of_a_group_tells_what_it_is_made_of_and_which_tensor_is_not_there(
     with ZarrTileStore(store) as opened:
         opened.clear_tensor("depth")
     found = cli("info", store, "world")
-    assert (found.code, "tensor 'depth', cannot be opened" in found.err) == (1, True)
-
-
-def test_info_of_an_id_of_a_tensor_and_a_group_is_of_the_tensor_by_default(cli: CommandLine, store: Path) -> None:
-    with ZarrTileStore(store) as opened:
-        TensorGroup({"height": opened.open("rows")}).save(opened, "twice")
-    assert cli("info", store, "twice", "--json").json["tensor_id"] == "twice"
-    assert cli("info", store, "twice", "--group", "--json").json["group_id"] == "twice"
-    missing = cli("info", store, "rows", "--group")
-    assert (missing.code, "contains no group 'rows'; 'rows' is a tensor" in missing.err) == (1, True)
+    assert (found.code, "'depth'" in found.err) == (1, True)
 
 
 def test_read_prints_what_is_stored(cli: CommandLine, store: Path) -> None:
@@ -181,49 +134,26 @@ def test_read_computes_nothing(cli: CommandLine, store: Path) -> None:
     assert told["values"] == [[0.0, 0.0, -1.0, -1.0]]
 
 
-def test_read_without_a_region_reads_all_of_a_finite_tensor(cli: CommandLine, tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "s") as opened:
-        InfiniteTensor((4, 4), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="t")[:, :]
-    assert cli("read", tmp_path / "s", "t", "--json").json["shape"] == [4, 4]
-
-
-def test_read_without_a_region_names_what_is_unbounded(cli: CommandLine, store: Path) -> None:
-    found = cli("read", store, "twice")
-    assert found.code == 2
-    assert "unbounded along dim_1" in found.err
-    assert '--region ":,0:512"' in found.err
-
-
-def test_read_writes_npy(cli: CommandLine, store: Path, tmp_path: Path) -> None:
-    found = cli("read", store, "rows", "--region", "0:4,0:8", "-o", tmp_path / "a.npy", "--json")
-    assert found.json["output"] == str(tmp_path / "a.npy")
-    assert np.array_equal(np.load(tmp_path / "a.npy"), torch.arange(4)[:, None].repeat(1, 8))
-
-
 @pytest.mark.parametrize("name", ["a.npy", "a.png"])
 def test_read_replaces_only_what_it_is_told_to(name: str, cli: CommandLine, store: Path, tmp_path: Path) -> None:
     target = tmp_path / name
     target.write_bytes(b"mine")
     options = [store, "rows", "--region", "0:4,0:8", "-o", target]
     found = cli("read", *options)
-    assert (found.code, "give another path, or --overwrite" in found.err) == (1, True)
+    assert (found.code, "--overwrite" in found.err) == (1, True)
     assert target.read_bytes() == b"mine"
     assert cli("read", *options, "--overwrite").code == 0
-    assert target.stat().st_size > 100
+    if name.endswith("npy"):
+        assert np.array_equal(np.load(target), torch.arange(4)[:, None].repeat(1, 8))
+    else:
+        with Image.open(target) as picture:
+            assert min(picture.size) > 100
     # Like an export, it replaces files, but nothing that a link leads to.
     target.rename(tmp_path / "elsewhere")
     target.symlink_to(tmp_path / "elsewhere")
     before = (tmp_path / "elsewhere").stat()
     assert cli("read", *options, "--overwrite").code == 1
     assert (tmp_path / "elsewhere").stat() == before
-
-
-def test_read_draws_a_picture(cli: CommandLine, store: Path, tmp_path: Path) -> None:
-    for options in ([], ["--fill-value", "0"]):
-        found = cli("read", store, "rows", "--region", "0:4,0:8", "-o", tmp_path / "a.png", "--overwrite", *options)
-        assert (found.code, found.err) == (0, f"wrote {tmp_path / 'a.png'}\n")
-        with Image.open(tmp_path / "a.png") as picture:
-            assert min(picture.size) > 100
 
 
 def test_read_tells_what_it_does_not_write(cli: CommandLine, store: Path, tmp_path: Path) -> None:
@@ -247,11 +177,6 @@ def test_stats_are_those_of_what_is_stored(cli: CommandLine, store: Path) -> Non
     found = cli("stats", store, "rows", "--region", "-2:20,0:2", "--json").json
     assert (found["count"], found["min"], found["max"], found["labels"]) == (20, -2, 7, None)
     assert found["quantiles"]["0.5"] == 2.5
-
-
-def test_stats_of_what_is_not_stored_count_nothing(cli: CommandLine, store: Path) -> None:
-    assert cli("stats", store, "rows", "--region", "100:200,0:2").out.splitlines() == ["pixels  0, 200 not stored"]
-    assert cli("stats", store, "rows", "--region", "100:200,0:2", "--json").json["mean"] == "NaN"
 
 
 def test_coverage_draws_what_is_stored(cli: CommandLine, store: Path) -> None:
@@ -290,20 +215,6 @@ def test_coverage_tells_programs_a_state_for_each_tile(cli: CommandLine, store: 
     # Without a region it is about what is stored of an unbounded tensor.
     told = cli("coverage", store, "rows", "--json").json
     assert (told["shape"], told["tiles"], told["stored"]) == ([4, 2], 8, 8)
-
-
-@pytest.mark.parametrize("columns", [20, 60])
-def test_coverage_is_scaled_to_the_width(
-    columns: int, cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    found = cli("coverage", store, "rows", "--region", "-8:8,-400:400").out.splitlines()
-    assert max(len(line) for line in found if set(line) <= set("#+.~")) <= columns
-    assert "pixels a cell" in "".join(found)
-
-
-def test_coverage_of_no_pixel_says_so(cli: CommandLine, store: Path) -> None:
-    assert "the region is empty" in cli("coverage", store, "rows", "--region", "0:0,0:8").err
 
 
 def test_view_asks_which_tensor_of_several(cli: CommandLine, store: Path) -> None:

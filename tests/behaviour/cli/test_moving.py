@@ -45,14 +45,6 @@ def test_cp_replaces_another_tensor_only_where_it_is_told_to(cli: CommandLine, s
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [None, None]
 
 
-def test_cp_onto_itself_deletes_nothing(cli: CommandLine, store: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.zarr").symlink_to(store)
-    for other, option in ((store, "--overwrite"), (tmp_path / "link.zarr", "--overwrite"), (store, "--upstream")):
-        found = cli("cp", store, "rows", other, option)
-        assert (found.code, "cannot be copied into itself" in found.err) == (1, True)
-        assert cli("info", store, "rows", "--json").json["tiles_complete"] == 8
-
-
 def test_cp_copies_a_region(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.zarr"
     assert cli("cp", store, "rows", other, "--region", "-1:1,0:4", "--json").json["tiles"] == 2
@@ -96,16 +88,6 @@ def test_export_writes_levels_for_viewers_and_pictures_that_fit_a_screen(cli: Co
     with Image.open(exported("b.png", "--max-pixels", "2000", "--palette")) as image:
         assert (image.mode, image.size) == ("P", (48, 32))
         assert np.array_equal(np.asarray(image), labels[::2, ::2])
-
-
-def test_export_replaces_only_what_it_is_told_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:
-    target = tmp_path / "a.npy"
-    target.write_bytes(b"mine")
-    found = cli("export", store, "rows", target, "--region", "0:4,0:8")
-    assert (found.code, "give another path, or --overwrite" in found.err) == (1, True)
-    assert target.read_bytes() == b"mine"
-    assert cli("export", store, "rows", target, "--region", "0:4,0:8", "--overwrite").code == 0
-    assert np.load(target).shape == (4, 8)
 
 
 def test_export_fills_up_what_is_not_stored_where_it_is_asked_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.support.command_line import AS_A_SCRIPT, COMMAND, PATIENCE, in_a_process
 from tests.support.interpreters import run, start
 
-from .conftest import ramp
-
 
 def modules(*arguments: object) -> set[str]:
     """What a command imports."""
@@ -42,19 +40,6 @@ def test_a_process_ends_with_the_exit_code(store: Path) -> None:
     assert listed.out.startswith("tensor_id  shape")
     assert in_a_process("ls", store / "nothing").code == 1
     assert in_a_process("ls").code == 2
-
-
-def test_what_the_output_cannot_hold_is_escaped(store: Path) -> None:
-    with ZarrTileStore(store) as opened:
-        InfiniteTensor((4,), ramp, TensorWindow((4,)), tile_store=opened, tensor_id="日本")
-    found = in_a_process("ls", store, PYTHONIOENCODING="latin-1")
-    assert (found.code, found.err) == (0, "")
-    assert "\\u65e5\\u672c" in found.out
-
-
-def test_a_long_line_stays_a_line_where_there_is_no_terminal(store: Path) -> None:
-    assert len(in_a_process("ls", store, COLUMNS="20").out.splitlines()) > 3
-    assert len(in_a_process("ls", store).out.splitlines()) == 3
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
@@ -108,18 +93,6 @@ def test_an_interrupted_fill_exits_with_130_and_keeps_what_is_finished(name: str
     with ZarrTileStore(store, mode="r") as opened:
         assert 0 < opened.tensor_info("t").tiles_complete < 20
         assert opened.verify("t") == []
-
-
-def test_a_fill_in_the_background_of_a_script_keeps_what_is_finished_at_sigterm(tmp_path: Path) -> None:
-    fill = [*COMMAND, *interrupted(tmp_path, "SIGTERM"), "0:400,0:400"]
-    # The shell makes a background process ignore SIGINT.
-    found = subprocess.run(
-        ["/bin/sh", "-c", '"$@" & wait $!', "sh", *fill], capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
-    told = "Interrupted: finished work is stored; run the command again to continue\n"
-    assert (found.returncode, found.stderr) == (130, told)
-    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as opened:
-        assert 0 < opened.tensor_info("t").tiles_complete < 20
 
 
 @pytest.mark.slow
@@ -232,25 +205,6 @@ def test_somebody_is_asked_before_a_tensor_is_deleted(store: Path) -> None:
     assert (code, "deleted 'twice'" in shown) == (0, True)
     with ZarrTileStore(store, mode="r") as opened:
         assert opened.tensor_ids() == ["rows"]
-
-
-@on_linux
-def test_an_error_is_coloured_on_a_terminal_that_wants_colours(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, shown = on_a_terminal("ls", store / "nothing", plain=False)
-    assert shown.startswith("\x1b[1;31mError:\x1b[0m")
-    # Passed on to the process.
-    monkeypatch.setenv("NO_COLOR", "1")
-    _, shown = on_a_terminal("ls", store / "nothing", plain=False)
-    assert "\x1b[31m" not in shown
-    assert "\x1b[1;31m" not in shown
-
-
-@on_linux
-def test_a_fill_shows_a_bar_on_a_terminal(tmp_path: Path) -> None:
-    code, shown = on_a_terminal(*interrupted(tmp_path), "0:8,0:8")
-    assert code == 0
-    assert "4/4 [" in shown
-    assert "4 tiles stored" in shown
 
 
 @on_linux

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorGroup, TensorWindow, ValidationError, sl
+from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorGroup, TensorWindow, sl
 from tests.behaviour.groups.world import World, plain
 from tests.behaviour.test_workers import meeting
 from tests.support import compiling
@@ -79,11 +79,6 @@ def test_what_several_tensors_and_regions_need_is_computed_once() -> None:
     assert set(world.calls.values()) == {1}
 
 
-def test_no_regions_are_no_results() -> None:
-    group = World().group
-    assert compiled(lambda: group[[]])() == group[[]] == []
-
-
 @pytest.mark.slow
 def test_another_region_and_another_dtype_are_compiled_again() -> None:
     dtype = torch.float32
@@ -106,12 +101,6 @@ def test_a_read_runs_f_on_as_many_threads_as_it_says() -> None:
     assert compiled(lambda: first.read(sl[0:8], workers=2)["t"])().tolist() == [0] * 4 + [1] * 4
     one, other = compiled(lambda: second.read([sl[0:8], sl[8:16]], workers=2))()
     assert torch.cat([one["t"], other["t"]]).tolist() == [x // 4 for x in range(16)]
-
-
-def test_workers_that_are_no_number_of_threads_are_refused() -> None:
-    group = World().group
-    with pytest.raises(ValidationError, match="workers must be a positive int, got 0"):
-        torch.compile(lambda: group.read(sl[0:4, 0:4], workers=0), backend="aot_eager")()
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -42,28 +42,21 @@ def test_a_str_or_a_tuple_of_str_is_a_key(group: TensorGroup) -> None:
     assert group["n"]["deep"]["c"] is group["n"]["deep", "c"] is group[("n", "deep")]["c"] is tensor
     assert isinstance(group["n"], TensorGroup)
     assert torch.equal(group["n"][0:3]["deep", "c"], tensor[:, 0:3].T)
+    assert group.get(("n", "deep", "c")) is tensor
+    assert all(key in group for key in ("a", "n", ("n", "deep", "c")))
+    assert repr(group).splitlines()[-2:] == [
+        "    ('n', 'deep', 'c'): (2, None) torch.float32, shares [1]",
+        "    'z': (None,) torch.float32, shares [0])",
+    ]
 
 
 @pytest.mark.parametrize("key", ["q", ("n", "q"), ("a", "b"), ("n", "deep", "c", "d")])
-def test_a_missing_key_is_a_key_error_that_lists_what_there_is(group: TensorGroup, key: object) -> None:
-    with pytest.raises(KeyError, match=r"is not in the group; the keys are 'a', \('n', 'b'\)"):
+def test_a_missing_key_is_a_key_error_that_lists_what_there_is(group: TensorGroup, key: Any) -> None:
+    with pytest.raises(KeyError, match=r"the keys are 'a', \('n', 'b'\)"):
         group[key]
     assert key not in group
-
-
-def test_get_has_a_default_of_none(group: TensorGroup) -> None:
-    assert group.get("a") is group["a"]
-    assert group.get(("n", "b")) is group["n", "b"]
-    assert group.get("q") is None
-    assert group.get(("n", "q"), 5) == 5
-
-
-def test_in_takes_tuple_keys_too(group: TensorGroup) -> None:
-    assert "a" in group
-    assert "n" in group
-    assert ("n", "deep", "c") in group
-    assert 5 not in group
-    assert () not in group
+    assert (group.get(key), group.get(key, 5)) == (None, 5)
+    assert not any(other in group for other in (5, ()))
 
 
 def test_select_and_exclude_keep_the_pixels_of_the_group() -> None:
@@ -76,26 +69,8 @@ def test_select_and_exclude_keep_the_pixels_of_the_group() -> None:
     assert group.select("fine", "unknown", strict=False).keys() == ["fine"]
     with pytest.raises(KeyError, match="'unknown'"):
         group.select("unknown")
-    with pytest.raises(ValidationError, match="at least one tensor of the group must remain"):
+    with pytest.raises(ValidationError, match="at least one"):
         group.exclude("fine", "coarse")
-
-
-def test_it_has_no_methods_that_write(group: Any) -> None:
-    with pytest.raises(TypeError):
-        group["a"] = plain((None,))
-    with pytest.raises(TypeError):
-        del group["a"]
-    assert not hasattr(group, "update")
-
-
-def test_repr_tells_what_is_in_it(group: TensorGroup) -> None:
-    assert repr(TensorGroup({"g": group}, scale={("g", "z"): 1 / 3})) == (
-        "TensorGroup(shape=(None,), tensors:\n"
-        "    ('g', 'a'): (None,) torch.float32, shares [0]\n"
-        "    ('g', 'n', 'b'): (None,) torch.float32, shares [0]\n"
-        "    ('g', 'n', 'deep', 'c'): (2, None) torch.float32, shares [1]\n"
-        "    ('g', 'z'): (None,) torch.float32, shares [0], scale 1/3)"
-    )
 
 
 def test_to_moves_all_tensors(group: TensorGroup) -> None:

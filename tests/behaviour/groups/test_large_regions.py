@@ -87,19 +87,6 @@ def test_what_tensors_share_is_computed_once_for_all_however_little_its_store_ke
             assert torch.equal(found[key], expected[key])
 
 
-def test_a_fill_of_several_goes_on_where_each_was_stopped(tmp_path: Path) -> None:
-    ground = Counted(_ground)
-    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        group = _sharing(store, ground)
-        group.select("smooth").fill(sl[0:192, 0:320], progress=False)
-        group.select("coarse").fill(sl[128:256, 128:384], progress=False)
-        report = group.fill(sl[0:256, 0:512], progress=False)
-        windows = {tensor.tensor_id: tensor.windows for tensor in report.tensors}
-        assert windows["smooth"] == 16 * 32 - 12 * 20
-        assert windows["coarse"] == 16 * 32 - 8 * 16
-        assert group.fill(sl[0:256, 0:512], progress=False).windows == 0
-
-
 def test_each_tensor_is_filled_at_its_own_resolution() -> None:
     coarse = plain((None, None), tile_store=MemoryTileStore())
     group = TensorGroup({"fine": plain((None, None)), "coarse": coarse}, scale={"coarse": 0.25})
@@ -123,18 +110,6 @@ def test_invalidate_drops_a_region_of_all_tensors(world: World) -> None:
     assert not group.coverage(sl[16:32, 16:32])["biome"]["id"].any()
 
 
-def test_a_tensor_that_another_of_the_group_reads_is_dropped_once() -> None:
-    store, window = MemoryTileStore(tile_size=4), TensorWindow((4, 4))
-    below = plain((None, None), tile_store=store)
-    above = InfiniteTensor((None, None), lambda _ctx, region: region, window, [below], [window], tile_store=store)
-    group = TensorGroup({"below": below, "above": above})
-    group.fill(sl[0:16, 0:16], progress=False)
-    stored = [(t.tensor_id, t.plan(sl[0:16, 0:16]).tensors[-1].stored) for t in (below, above)]
-    dropped = group.invalidate(sl[0:16, 0:16])
-    assert [(tensor.tensor_id, tensor.tiles) for tensor in dropped.tensors] == stored
-    assert not group.is_filled(sl[0:4, 0:4])
-
-
 def test_where_one_tensor_cannot_be_dropped_none_is(tmp_path: Path) -> None:
     def line_in(store: TileStore) -> InfiniteTensor:
         return InfiniteTensor((8,), lambda _ctx: torch.zeros(4), TensorWindow((4,)), tile_store=store, tensor_id="line")
@@ -149,12 +124,3 @@ def test_where_one_tensor_cannot_be_dropped_none_is(tmp_path: Path) -> None:
     assert line.is_filled(sl[0:8])
     group.exclude("rows").invalidate()
     assert not line.is_filled(sl[0:8])
-
-
-def test_clear_cache_forgets_what_is_in_memory() -> None:
-    world = World()
-    world.group[0:8, 0:8]
-    before = world.calls.total()
-    world.group.clear_cache()
-    world.group[0:8, 0:8]
-    assert before < world.calls.total() < 2 * before

@@ -40,13 +40,6 @@ def test_a_region_of_all_outputs_is_one_tensordict_and_runs_f_once_for_each_wind
     assert f.counts == Counter({(i, j): 1 for i in (0, 1) for j in (1, 2)})
 
 
-def test_strides_tell_the_scales_in_pixels_of_the_first_output() -> None:
-    group = world(Counted(painted))
-    assert set(group.scale("rgb")) == {1}
-    assert group.scale(("coarse", "mask")) == (Fraction(1, 4), Fraction(1, 4))
-    assert group.dims("rgb") == (1, 2)
-
-
 def test_a_fill_of_the_group_runs_each_window_once_and_its_plan_says_so(tmp_path: Path) -> None:
     f = Counted(painted)
     with ZarrTileStore(tmp_path / "s", tile_size=8) as store:

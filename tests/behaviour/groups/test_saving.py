@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,7 +23,6 @@ from infinite_tensor import (
     sl,
 )
 from tests.behaviour.groups.world import World, plain
-from tests.support.interpreters import run
 from tests.support.stores import sample
 
 Open: TypeAlias = Callable[[], AbstractContextManager[TileStore]]
@@ -69,23 +67,16 @@ def test_functions_given_by_key_compute_what_is_missing(opened: Open) -> None:
         noise = store.open("noise", world.noise.f)
         tensors: Any = world.group.items(True, True)
         members = {key: store.open(t.tensor_id, t.f, [noise]) for key, t in tensors}
-        place = store.open_group("world", members=members)[40:48, 0:8]
-        for key, pixels in world.expected(sl[40:48, 0:8]).items():
-            assert torch.equal(place[key], pixels)
-
-
-def test_a_function_by_key_is_enough_where_nothing_else_is_needed(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
-        tensor = plain((None,), tile_store=store, tensor_id="x")
-        TensorGroup({"a": {"x": tensor}}).save(store, "g")
-        f = tensor.f
-    with ZarrTileStore(tmp_path / "s.zarr") as store:
-        assert f is not None
-        assert store.open_group("g", {"a": f})[0:4]["a", "x"].tolist() == [0, 1, 2, 3]
-        with pytest.raises(ValidationError, match="f is given for 'b', but the keys of the group are"):
-            store.open_group("g", {"b": f})
-        with pytest.raises(ValidationError, match="f must be a mapping from keys"):
-            store.open_group("g", f)  # type: ignore[arg-type]
+        functions = {key: t.f for key, t in tensors}
+        # A function is enough for a tensor whose args can be read.
+        noise.fill(sl[32:56, -8:16], progress=False)
+        for options in ({"members": members}, {"f": functions}):
+            place = store.open_group("world", **options)[40:48, 0:8]
+            for key, pixels in world.expected(sl[40:48, 0:8]).items():
+                assert torch.equal(place[key], pixels)
+        for f in ({"b": noise.f}, noise.f):
+            with pytest.raises(ValidationError, match="f "):
+                store.open_group("world", f)  # type: ignore[arg-type]
 
 
 def test_saving_an_equal_group_changes_nothing_and_another_one_is_refused(opened: Open) -> None:
@@ -94,13 +85,11 @@ def test_saving_an_equal_group_changes_nothing_and_another_one_is_refused(opened
         world.group.save(store, "world")
         world.group.save(store, "world")
         other = TensorGroup({"height": world.height, "noise": world.noise}, scale={"height": 2})
-        with pytest.raises(ValidationError, match="already contains a group 'world' of other tensors") as caught:
+        with pytest.raises(ValidationError, match="world") as caught:
             other.save(store, "world")
         message = str(caught.value)
-        assert re.search(r"'height': stored tensor 'height'.*dims \[0, 1\], scale 2 x 2", message)
-        assert "('biome', 'id'): stored tensor 'id'" in message
-        assert "'noise': stored nothing" in message
-        assert "store.clear_group('world')" in message
+        for word in ("scale 2 x 2", "('biome', 'id'): stored", "'noise': stored nothing", "clear_group('world')"):
+            assert word in message
         assert store.open_group("world").keys() == ["height", "biome"]
         store.clear_group("world")
         other.save(store, "world")
@@ -126,28 +115,18 @@ def test_tensors_may_be_in_other_stores_which_opening_is_told_of(tmp_path: Path)
         assert str(caught.value).count("contains a tensor 'x' with another definition") == 2
         given = here.open_group("all", members={"1": there.open("x"), "2": third.open("x")})
         assert (given[0:4] == expected).all()
-        with pytest.raises(
-            ValidationError,
-            match=r"members\['1'\] must have the stored definition of tensor 'x' in group 'all', got tensor",
-        ):
+        with pytest.raises(ValidationError, match=r"members\['1'\]"):
             here.open_group("all", members={"1": third.open("x")})
-        with pytest.raises(ValidationError, match="stores must be a list of TileStores"):
+        with pytest.raises(ValidationError, match="stores"):
             here.open_group("all", stores=["there.zarr"])
-
-
-def test_two_store_objects_on_one_target_are_one_place(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "s.zarr") as one, ZarrTileStore(tmp_path / "s.zarr") as other:
-        TensorGroup({"x": plain((None,), tile_store=one, tensor_id="x")}).save(other, "g")
-    with ZarrTileStore(tmp_path / "s.zarr") as store:
-        assert store.open_group("g").keys() == ["x"]
 
 
 def test_a_tensor_without_an_id_cannot_be_saved(opened: Open) -> None:
     with opened() as store:
         group = TensorGroup({"n": {"x": plain((None,), tile_store=store)}})
-        with pytest.raises(ValidationError, match=r"\('n', 'x'\) of the group must have a tensor_id to be reopened"):
+        with pytest.raises(ValidationError, match="tensor_id"):
             group.save(store, "g")
-        with pytest.raises(ValidationError, match="store must be a TileStore"):
+        with pytest.raises(ValidationError, match="store"):
             group.save("world.zarr", "g")  # type: ignore[arg-type]
         assert store.group_ids() == []
 
@@ -155,22 +134,13 @@ def test_a_tensor_without_an_id_cannot_be_saved(opened: Open) -> None:
 def test_a_missing_tensor_or_group_is_an_error_that_says_what_there_is(opened: Open) -> None:
     with opened() as store:
         World(store).group.save(store, "world")
-        with pytest.raises(StoreError, match=r"contains no group 'q'; the groups are \['world'\]"):
+        with pytest.raises(StoreError, match=r"\['world'\]"):
             store.open_group("q")
-        with pytest.raises(StoreError, match=r"no group 'height'; 'height' is a tensor: call store.open\('height'\)"):
+        with pytest.raises(StoreError, match=r"store.open\('height'\)"):
             store.open_group("height")
         store.clear_tensor("id")
-        with pytest.raises(StoreError, match=r"\('biome', 'id'\) of group 'world', tensor 'id', cannot be"):
+        with pytest.raises(StoreError, match="tensor 'id'"):
             store.open_group("world")
-
-
-def test_a_tensor_that_was_recreated_is_not_the_one_of_the_group(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "s.zarr") as store:
-        TensorGroup({"x": plain((None,), tile_store=store, tensor_id="x")}).save(store, "g")
-        store.clear_tensor("x")
-        plain((None,), tile_store=store, tensor_id="x", version=2)
-        with pytest.raises(StoreError, match="contains a tensor 'x' with another definition"):
-            store.open_group("g")
 
 
 def test_a_read_only_store_opens_groups_and_saves_none(tmp_path: Path) -> None:
@@ -179,9 +149,9 @@ def test_a_read_only_store_opens_groups_and_saves_none(tmp_path: Path) -> None:
         TensorGroup({"x": tensor}).save(store, "g")
     with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
         group = store.open_group("g")
-        with pytest.raises(ValidationError, match="is read-only: it cannot save group 'h'"):
+        with pytest.raises(ValidationError, match="read-only"):
             group.save(store, "h")
-        with pytest.raises(ValidationError, match="is read-only: it cannot clear group 'g'"):
+        with pytest.raises(ValidationError, match="read-only"):
             store.clear_group("g")
 
 
@@ -193,6 +163,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "one name twice": lambda group: group["members"].append(group["members"][0]),
     "a name in a tensor": lambda group: group["members"].append({**group["members"][0], "key": ["height", "x"]}),
     "no format": lambda group: group.pop("format"),
+    "a later format": lambda group: group.update(format=2),
 }
 
 
@@ -205,18 +176,11 @@ def test_a_definition_that_is_none_is_an_error_that_says_how_to_go_on(damage: An
     store.clear_group("world")
     damage(definition)
     store._contents.store_group("world", definition)
-    with pytest.raises(StoreError, match=r"group 'world', its definition, is damaged.*clear_group\('world'\)"):
+    with pytest.raises(StoreError, match=r"group 'world'.*(clear_group\('world'\)|later version)"):
         store.open_group("world")
     store.clear_group("world")
     group.save(store, "world")
     assert store.open_group("world").keys() == ["height", "biome"]
-
-
-def test_a_group_of_a_later_version_is_refused() -> None:
-    store = MemoryTileStore()
-    store._contents.store_group("g", {"format": 2, "group_id": "g"})
-    with pytest.raises(StoreError, match="group 'g' has format 2, this version reads up to 1; open it with a later"):
-        store.open_group("g")
 
 
 def test_a_flipped_bit_is_found_in_zarr(tmp_path: Path) -> None:
@@ -230,26 +194,3 @@ def test_a_flipped_bit_is_found_in_zarr(tmp_path: Path) -> None:
         assert store.tensor_ids() == ["x"]
         store.clear_group("g")
         assert store.group_ids() == []
-
-
-SCRIPT = """
-import sys
-from infinite_tensor import open_store
-with open_store(sys.argv[1], mode="r") as store:
-    place = store.open_group("world")[0:8, 4:12]
-    print(tuple(place.batch_size), place["biome", "weight"].float().sum().item(), place["height"].sum().item())
-"""
-
-
-@pytest.mark.parametrize("target", ["world.zarr", "world.h5"])
-def test_another_process_opens_it(target: str, tmp_path: Path) -> None:
-    kind = HDF5TileStore if target.endswith("h5") else ZarrTileStore
-    with kind(tmp_path / target, tile_size=16) as store:
-        world = World(store)
-        world.group.fill(sl[0:8, 4:12], progress=False)
-        world.group.save(store, "world")
-    done = run("-c", SCRIPT, tmp_path / target)
-    assert done.returncode == 0, done.stderr
-    expected = world.expected(sl[0:8, 4:12])
-    sums = expected["biome", "weight"].float().sum().item(), expected["height",].sum().item()
-    assert done.stdout.split() == f"(8, 8) {sums[0]} {sums[1]}".split()

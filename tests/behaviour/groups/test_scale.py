@@ -160,16 +160,6 @@ def test_tensors_that_do_not_end_together_are_no_group(step: int, extent: int) -
         TensorGroup({"all": every(1), "other": other}, dims=(0,), scale={"other": Fraction(1, step)})
 
 
-def test_tensors_of_one_scale_and_other_extents_share_no_batch_size() -> None:
-    group = TensorGroup(
-        {"coarse": from_array(torch.zeros(17)), "fine": {"even": from_array(torch.zeros(34)), "odd": every(1)}},
-        dims=(0,),
-        scale={"fine": 2},
-    )
-    assert group[...]["fine"].batch_size == ()
-    assert group[0:16]["fine"].batch_size == (32,)
-
-
 @pytest.mark.parametrize("scale", [0, -1, "1/8", float("inf"), float("nan"), 0.1234567891, True, (1,), (1, 1, 1), {}])
 def test_what_is_no_scale_is_an_error(scale: object) -> None:
     if scale == {}:
