@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import torch
 
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
     from infinite_tensor.views.exports.export import ExportOptions
-
-_T = TypeVar("_T")
 
 
 class TensorGroup(Fillable["TensorDict"]):
@@ -197,12 +195,7 @@ class TensorGroup(Fillable["TensorDict"]):
         return KeyError(f"key {show(key)} is not in the group; the keys are {', '.join(map(show, self._members))}")
 
     # Type checkers cannot know whether a key names a tensor or a nested group. With Any, users need no assert.
-    @overload
-    def get(self, key: str | tuple[str, ...]) -> InfiniteTensor | Any | None: ...
-    @overload
-    def get(self, key: str | tuple[str, ...], default: _T) -> InfiniteTensor | Any | _T: ...
-
-    def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
+    def get(self, key: str | tuple[str, ...], default: Any = None) -> InfiniteTensor | Any | None:
         """Return the tensor or nested group with a key, or else `default`."""
         try:
             return self._entry(as_key(key))

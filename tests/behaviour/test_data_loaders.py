@@ -18,10 +18,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from infinite_tensor import GridDataset, HDF5TileStore, InfiniteTensor, PatchDataset, TensorWindow, ZarrTileStore, sl
+from infinite_tensor import (
+    GridDataset,
+    InfiniteTensor,
+    PatchDataset,
+    TensorWindow,
+    ZarrTileStore,
+    open_store,
+    sl,
+)
 from infinite_tensor.support.exit import flush_at_termination
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
 from tests.support.building import built
@@ -119,17 +127,23 @@ def at_random(t: InfiniteTensor) -> PatchDataset[Any]:
 
 
 @pytest.mark.parametrize(
-    ("make", "method"),
-    [(on_a_grid, "fork"), (at_random, "fork"), pytest.param(at_random, CONTEXT, id="at_random-forkserver")],
+    ("make", "method", "kind"),
+    [
+        (on_a_grid, "fork", "zarr"),
+        (on_a_grid, "fork", "h5"),
+        (at_random, "fork", "zarr"),
+        pytest.param(at_random, CONTEXT, "zarr", id="at_random-forkserver"),
+    ],
 )
 def test_workers_read_what_was_filled_and_compute_nothing(
     make: Callable[[InfiniteTensor], GridDataset[Any] | PatchDataset[Any]],
     method: str | BaseContext,
+    kind: str,
     tmp_path: Path,
     f: Logged,
     expected: InfiniteTensor,
 ) -> None:
-    t = stored(tmp_path, f)
+    t = built(f, WINDOWS_OVERLAP, store=open_store(tmp_path / f"s.{kind}", tile_size=32), name="t")
     t.fill(REGION)
     f.forget()
     patches = make(t)
@@ -137,6 +151,7 @@ def test_workers_read_what_was_filled_and_compute_nothing(
     assert sorted(items) == list(range(len(patches)))
     assert f.calls() == {}
     assert all(torch.equal(patch, expected[patches.region(i)]) for i, patch in items.items())
+    t.tile_store.close()
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param(CONTEXT, id="forkserver")])
@@ -157,15 +172,6 @@ def test_each_worker_computes_a_window_once_and_what_it_computed_is_stored_after
     for i, patch in enumerate(again.__getitems__(range(60))):
         assert torch.equal(patch, items[i])
     assert f.calls() == {}
-
-
-def test_the_workers_of_the_next_epoch_compute_nothing(tmp_path: Path, f: Logged) -> None:
-    patches = PatchDataset(stored(tmp_path, f), 8, REGION, length=60)
-    first = loaded(patches, "fork")
-    f.forget()
-    second = loaded(patches, "fork")
-    assert f.calls() == {}
-    assert all(torch.equal(first[i], second[i]) for i in range(60))
 
 
 def test_workers_that_live_on_share_what_the_others_have_stored(tmp_path: Path, f: Logged) -> None:
@@ -262,33 +268,6 @@ def test_a_child_waits_for_no_writer_of_its_parent(tmp_path: Path, f: Logged, mo
     child.kill()
     go_on.set()
     assert ended
-
-
-def test_workers_read_an_hdf5_file_that_was_filled(tmp_path: Path, f: Logged) -> None:
-    store = HDF5TileStore(tmp_path / "s.h5", tile_size=32)
-    t = built(f, WINDOWS_OVERLAP, store=store, name="t")
-    t.fill(REGION)
-    f.forget()
-    patches = GridDataset(t, 16, region=REGION)
-    items = loaded(patches, "fork")
-    assert all(torch.equal(patch, patches[i]) for i, patch in items.items())
-    assert f.calls() == {}
-    store.close()
-
-
-def test_a_subset_reads_batches_in_one_plan_too(tmp_path: Path, f: Logged) -> None:
-    t = stored(tmp_path, f)
-    subset = Subset(GridDataset(t, 8, region=REGION), [3, 5, 8])
-    (batch,) = DataLoader(subset, batch_size=3)
-    assert torch.equal(batch, torch.stack([subset.dataset[i] for i in (3, 5, 8)]))
-
-
-def test_several_tensors_come_as_batches_of_each(tmp_path: Path, f: Logged) -> None:
-    t = stored(tmp_path, f)
-    patches = GridDataset({"image": t, "again": t}, 8, region=REGION)
-    for batch in DataLoader(patches, batch_size=64, num_workers=2):
-        assert batch["image"].shape == (64, 8, 8)
-        assert torch.equal(batch["image"], batch["again"])
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -269,20 +269,15 @@ def test_what_is_in_the_way_is_overwritten_when_that_is_said_and_nothing_else(
 ) -> None:
     expected = chained(store)[0:6, 0:6]
     store.copy("below", copy, progress=False)
-    made(copy, tensor_id="above", version=7)[0:6, 0:6]
+    made(copy, tensor_id="above", version=7).pyramid(2)
     report = store.copy("above", copy, upstream=True, overwrite=True, progress=False)
+    # Levels go with their tensor.
+    assert copy.tensor_ids() == ["above", "below"]
     assert [(each.tensor_id, each.tiles > 0, each.there > 0) for each in report.tensors] == [
         ("below", False, True),
         ("above", True, False),
     ]
     assert same_bits(copy.open("above")[0:6, 0:6], expected)
-
-
-def test_levels_of_a_tensor_that_is_overwritten_go_with_it(store: ZarrTileStore, copy: ZarrTileStore) -> None:
-    made(store)[0:6, 0:6]
-    made(copy, version=7).pyramid(2)
-    store.copy("t", copy, overwrite=True, progress=False)
-    assert copy.tensor_ids() == ["t"]
 
 
 def test_a_tensor_that_another_function_has_filled_is_another_one(store: ZarrTileStore, copy: ZarrTileStore) -> None:

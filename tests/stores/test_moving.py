@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from infinite_tensor import (
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.geometry.regions import parse
-from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.memory import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.support.counting import Counted
@@ -43,6 +42,10 @@ def made(f: Callable[..., torch.Tensor], store: TileStore | None = None, **optio
     return InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, **options)
 
 
+def built_as_float64() -> InfiniteTensor:
+    return made(Typed(), dtype=torch.float64)
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
@@ -50,6 +53,8 @@ def made(f: Callable[..., torch.Tensor], store: TileStore | None = None, **optio
         (("cpu", torch.float64), {}),
         ((torch.device("cpu"), torch.float64, True), {}),
         ((torch.zeros(1, dtype=torch.float64),), {}),
+        ((built_as_float64(),), {}),
+        ((), {"tensor": built_as_float64()}),
         ((), {"dtype": torch.float64}),
         ((), {"device": "cpu", "dtype": torch.float64, "non_blocking": True}),
         ((None, torch.float64), {"copy": False}),
@@ -63,20 +68,6 @@ def test_every_form_that_torch_takes(args: tuple[Any, ...], kwargs: dict[str, An
     assert t.dtype == torch.float64
     assert torch.equal(t[0:8], before.double())
     assert len(f.calls) == 2
-
-
-def test_another_infinite_tensor_is_a_target() -> None:
-    other = InfiniteTensor((None,), Typed(), TensorWindow((4,)), dtype=torch.int16)
-    assert made(Typed()).to(other).dtype == torch.int16
-    assert made(Typed()).to(tensor=other).dtype == torch.int16
-
-
-def test_a_moved_tensor_is_the_one_that_is_built_with_the_new_dtype() -> None:
-    store = MemoryTileStore()
-    InfiniteTensor(
-        (None,), Typed(), TensorWindow((4,)), dtype=torch.float64, blend_init=0.1, tile_store=store, tensor_id="t"
-    ).to(torch.float32)
-    made(Typed(), store, blend_init=0.1, tensor_id="t")
 
 
 @pytest.mark.parametrize(
@@ -110,24 +101,19 @@ def test_from_then_on_f_must_return_the_new_dtype() -> None:
     assert t[0:4].tolist() == [0.5] * 4
 
 
-def test_a_move_that_cannot_be_changes_nothing() -> None:
-    t = made(Typed(), blend_init=float("inf"))
-    before = t[0:4]
-    with pytest.raises(ValidationError, match=r"does not fit torch.int32"):
-        t.to(torch.int32)
-    with pytest.raises(ValidationError, match="dtype must be one of"):
-        t.to(torch.float8_e4m3fn)
-    assert t.dtype == torch.float32
-    assert torch.equal(t[0:4], before)
-
-
 @pytest.mark.parametrize(
-    ("blend", "wrong", "reason"), [("max", "complex64", "does not work on"), ("hann", "int32", "represent fractions")]
+    ("options", "wrong", "said"),
+    [
+        ({"blend_init": float("inf")}, "int32", "does not fit"),
+        ({}, "float8_e4m3fn", "dtype"),
+        ({"blend": "max"}, "complex64", "does not work on"),
+        ({"blend": "hann"}, "int32", "fractions"),
+    ],
 )
-def test_a_move_to_a_dtype_that_the_blend_does_not_know_changes_nothing(blend: Any, wrong: str, reason: str) -> None:
-    t = made(Typed(), blend=blend)
+def test_a_move_that_cannot_be_changes_nothing(options: dict[str, Any], wrong: str, said: str) -> None:
+    t = made(Typed(), **options)
     before = t[0:4]
-    with pytest.raises(ValidationError, match=reason):
+    with pytest.raises(ValidationError, match=said):
         t.to(getattr(torch, wrong))
     assert t.dtype == torch.float32
     assert torch.equal(t[0:4], before)
@@ -209,31 +195,6 @@ def test_a_read_of_a_tensor_that_is_moved_in_between_gives_what_it_has_become(dt
     assert found.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
 
 
-class MovedOnceOpen(MovedInBetween):
-    """Somebody else moves a tensor after a read has begun to look at what is stored of it."""
-
-    def layout(self, spec: TensorSpec) -> TileLayout:
-        move, self.move = self.move, lambda: None
-        with ThreadPoolExecutor(1) as other:
-            other.submit(move).result()
-        return super().layout(spec)
-
-
-@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float32, torch.int16)])
-def test_what_is_stored_of_a_tensor_that_is_moved_in_between_is_shown_as_it_has_become(
-    dtypes: tuple[torch.dtype, ...],
-) -> None:
-    contents = MovedOnceOpen()
-    t = InfiniteTensor(
-        (8,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)), tile_store=TileStore(contents)
-    )
-    t[...]
-    contents.move = lambda: t.to(dtypes[1])
-    found = t.stored_only(9)[...]
-    assert found.dtype == t.dtype == dtypes[1]
-    assert found.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
 def test_a_read_of_a_tensor_that_is_moved_while_f_runs_begins_again() -> None:
     calls: list[tuple[int, ...]] = []
 
@@ -248,24 +209,6 @@ def test_a_read_of_a_tensor_that_is_moved_while_f_runs_begins_again() -> None:
     found = t[2:6]
     assert (found.dtype, found.tolist()) == (torch.float64, [0, 0, 1, 1])
     assert calls == [(0,), (0,), (1,)]
-
-
-def test_no_read_begins_in_the_middle_of_a_move() -> None:
-    reads: list[Future[torch.Tensor]] = []
-
-    class ReadMeanwhile(MemoryContents):
-        def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-            super().migrate(spec, moved)
-            reads.append(other.submit(lambda: t[2:6]))
-            # It waits for the end of the move; otherwise it ends by now.
-            wait(reads, timeout=0.5)
-
-    with ThreadPoolExecutor(1) as other:
-        t = made(lambda ctx: torch.full((4,), float(ctx[0])), TileStore(ReadMeanwhile(None, None)))
-        t[0:8]
-        t.to(torch.float64)
-        found = reads[0].result()
-    assert (found.dtype, found.tolist()) == (torch.float64, [0, 0, 1, 1])
 
 
 def test_reads_beside_moves_succeed() -> None:
