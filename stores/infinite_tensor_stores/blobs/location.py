@@ -21,7 +21,7 @@ from infinite_tensor_stores.homes import FileHome
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, home_of, shown
 from infinite_tensor_stores.zarr.layout import DOCUMENT
 
-_PARTIAL = "writer.partial"
+PARTIAL = "writer.partial"
 """The name of an unfinished file. There is a single writer, so a single name is enough."""
 
 Right: TypeAlias = FileLock | Lease
@@ -151,18 +151,12 @@ class Location:
 
         Return None if there is no such name.
         """
-        ours = (DOCUMENT, LOCK, _PARTIAL, FOLDER)
+        ours = (DOCUMENT, LOCK, PARTIAL, FOLDER)
         return next((name for name in sorted(self.names()) if name not in ours and not name.startswith("c.")), None)
 
-    def delete_blocks(self) -> None:
-        """Delete all blocks."""
-        self.home.delete([name for name in self.names() if name.startswith("c.")])
-
-    def delete_lock(self) -> None:
-        """Delete the lock file, and the file of an unfinished write.
-
-        On remote storage there are no such files.
-        """
+    def delete_blocks(self, *others: str) -> None:
+        """Delete all blocks, and other objects."""
+        self.home.delete([name for name in self.names() if name.startswith("c.") or name in others])
 
     def vanish(self) -> None:
         """Delete an empty folder on a local disk."""
@@ -216,7 +210,7 @@ class DiskLocation(Location):
 
         If `size` is given, the new file has this size: the last part is at its end, after a hole.
         """
-        partial = self.path / _PARTIAL
+        partial = self.path / PARTIAL
         descriptor = _created(partial)
         try:
             for number, part in enumerate(parts):
@@ -234,10 +228,6 @@ class DiskLocation(Location):
             raise
         os.close(descriptor)
         partial.replace(self.path / key)
-
-    def delete_lock(self) -> None:
-        """Delete the lock file, and the file of an unfinished write."""
-        self.home.delete([_PARTIAL, LOCK])
 
     def vanish(self) -> None:
         """Delete the folder if it is empty."""

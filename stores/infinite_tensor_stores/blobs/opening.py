@@ -19,8 +19,9 @@ from infinite_tensor.support.given import as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.dtypes import checked_dtype, stored_dtype
 from infinite_tensor_stores.blobs.header import Header
-from infinite_tensor_stores.blobs.location import Document, Location, Right
+from infinite_tensor_stores.blobs.location import PARTIAL, Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
+from infinite_tensor_stores.blobs.writers import LOCK
 from infinite_tensor_stores.zarr.codec import codecs_of
 from infinite_tensor_stores.zarr.layout import BLOB, DOCUMENT
 
@@ -147,8 +148,7 @@ def delete(location: Location) -> None:
         try:
             # Delete the document first. Without a document, no blob is left, even after a kill.
             location.home.delete([DOCUMENT])
-            location.delete_blocks()
-            location.delete_lock()
+            location.delete_blocks(PARTIAL, LOCK)
         finally:
             right.release()
             # The place is empty only now, because a lease is an object there too.
