@@ -102,12 +102,13 @@ def test_another_tensor_that_takes_the_place_of_the_copy_shows_none_of_it(tmp_pa
 
 
 def test_what_takes_the_place_of_the_original_is_not_copied(tmp_path: Path, opens: Opens) -> None:
-    store, copy = opens(tmp_path), ZarrTileStore(tmp_path / "copy.zarr", tile_size=TILE_SIZE)
+    store = opens(tmp_path)
     expected = made(store)[REGION]
-    for change in (lambda: store.open("t").invalidate(sl[0:6, 0:6]), recreates(store)):
+    for name, change in (("a", lambda: store.open("t").invalidate(sl[0:6, 0:6])), ("b", recreates(store))):
+        copy = ZarrTileStore(tmp_path / name, tile_size=TILE_SIZE)
         with pytest.raises(StoreError, match="'t' was cleared or invalidated while it was copied"):
             store.copy("t", copy, progress=Once(change))
-    assert torch.equal(made(copy)[REGION], expected)
+        assert torch.equal(made(copy)[REGION], expected)
 
 
 def test_an_upstream_tensor_that_is_cleared_before_its_turn_is_not_created_again(tmp_path: Path) -> None:
