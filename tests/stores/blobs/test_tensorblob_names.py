@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from pathlib import Path
 
@@ -13,14 +12,6 @@ from zarr.storage import LocalStore, MemoryStore
 from infinite_tensor import TensorBlob
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, blocks_held, made, numbered
-
-
-def test_open_takes_the_arguments_of_that_package() -> None:
-    first, mode, *rest = inspect.signature(TensorBlob.open).parameters.values()
-    assert (first.name, mode.name, mode.default) == ("filename", "mode", "r")
-    named = {parameter.name: parameter.kind for parameter in rest}
-    for name in ("dtype", "shape", "block_size", "max_cached_blocks"):
-        assert named[name] is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_filename_is_the_absolute_path_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
