@@ -125,16 +125,18 @@ def copy_tensor(
     tensor_id, watcher = checked_id(tensor_id), checked_progress(progress)
     source = _checked_contents(store)
     overwrite = checked_flag("overwrite", overwrite)
-    jobs, absent = _jobs(source, tensor_id, upstream=checked_flag("upstream", upstream))
+    originals, absent = _originals(source, tensor_id, upstream=checked_flag("upstream", upstream))
     if region is not None:
-        spec = jobs[-1].spec
-        jobs[-1] = replace(jobs[-1], selection=parse(region, spec.shape, spec.labels))
+        spec = originals[-1].spec
+        originals[-1] = replace(originals[-1], selection=parse(region, spec.shape, spec.labels))
     # Last, because this may create a store. The variable keeps the store alive.
     other = _checked_store(store, other_store)
     target = _checked_target(other)
     if _share_a_place(store, other):
-        _check_other(jobs, source, target)
-    in_the_way = {job.spec.tensor_id: lines for job in jobs if (lines := _in_the_way(job, source, target))}
+        _check_other(originals, source, target)
+    in_the_way = {
+        original.spec.tensor_id: lines for original in originals if (lines := _in_the_way(original, source, target))
+    }
     if in_the_way and not overwrite:
         raise _taken(target, *next(iter(in_the_way.items())))
     # Clear tensors before their args, because the opposite order warns.
@@ -145,7 +147,7 @@ def copy_tensor(
         with Tally(0, watcher, unit="tile") as tally, store_call(source, target):
             source.flush()
             target.flush()
-            copies = tuple([_copy(job, source, target, tally) for job in jobs])
+            copies = tuple([_copy(original, source, target, tally) for original in originals])
             report = CopyReport(copies, absent, str(other), tally.seconds)
             tally.finish(report)
             return report
@@ -155,7 +157,7 @@ def copy_tensor(
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Original:
     """One tensor to copy.
 
     Attributes
@@ -215,10 +217,10 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
     return here.exists() and there.exists() and here.samefile(there)
 
 
-def _check_other(jobs: Sequence[_Job], source: Contents, target: Contents) -> None:
+def _check_other(originals: Sequence[_Original], source: Contents, target: Contents) -> None:
     """Check that the target is not the source itself."""
-    for job in jobs:
-        tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
+    for original in originals:
+        tensor_id, incarnation = original.spec.tensor_id, original.stored.get("incarnation")
         if incarnation is None or not target.holds(tensor_id):
             continue
         if target.stored(tensor_id).fields.get("incarnation") == incarnation:
@@ -230,9 +232,9 @@ def _check_other(jobs: Sequence[_Job], source: Contents, target: Contents) -> No
 # Tensors to copy.
 
 
-def _jobs(source: Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Job], tuple[str, ...]]:
-    """Return a job per tensor, upstream tensors first, and the ids of absent upstream tensors."""
-    found = {tensor_id: _job(source, tensor_id)}
+def _originals(source: Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Original], tuple[str, ...]]:
+    """Return an original per tensor, upstream tensors first, and the ids of absent upstream tensors."""
+    found = {tensor_id: _original(source, tensor_id)}
     absent: dict[str, None] = {}
 
     def args(name: str) -> Iterator[str]:
@@ -241,7 +243,7 @@ def _jobs(source: Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Jo
             if key is None or key in found:
                 continue
             if source.digest_of(key) == arg.digest:
-                found[key] = _job(source, key)
+                found[key] = _original(source, key)
                 yield key
             else:
                 absent[key] = None
@@ -249,21 +251,21 @@ def _jobs(source: Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Jo
     return [found[name] for name in reversed(sources_first([tensor_id], args))], tuple(absent)
 
 
-def _job(source: Contents, tensor_id: str) -> _Job:
+def _original(source: Contents, tensor_id: str) -> _Original:
     stored, record = source.open(tensor_id)
     # Another process may have cleared and recreated the tensor.
     source.check_there(record)
-    return _Job(replace(stored.spec), stored.fields, record)
+    return _Original(replace(stored.spec), stored.fields, record)
 
 
-def _in_the_way(job: _Job, source: Contents, target: Contents) -> Sequence[str]:
+def _in_the_way(original: _Original, source: Contents, target: Contents) -> Sequence[str]:
     """Compare a tensor to copy with the tensor of the same id in the target.
 
     Return one line per difference. There are none if the target has no such tensor. Raise ValidationError if the source
     cannot list the tiles of an unbounded tensor, and no region is given.
     """
-    spec = job.spec
-    if "_find_tiles" in source.storage.backend.lacks and job.selection is None and None in spec.shape:
+    spec = original.spec
+    if "_find_tiles" in source.storage.backend.lacks and original.selection is None and None in spec.shape:
         raise ValidationError(
             f"{source} cannot list the tiles of the unbounded tensor {spec.tensor_id!r}: its backend has no "
             "_find_tiles. Give the pixels to copy as region=..."
@@ -294,16 +296,16 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
 # Tiles.
 
 
-def _copy(job: _Job, source: Contents, target: Contents, tally: Tally) -> TensorCopy:
-    spec, record = job.spec, job.record
+def _copy(original: _Original, source: Contents, target: Contents, tally: Tally) -> TensorCopy:
+    spec, record = original.spec, original.record
     source.check_current(record)
     with target.lock:
         known = target.registry.records.get(spec.tensor_id)
         if known is not None:
             target.check_there(known)
-        there = target.registry.record_of(spec, job.stored)
+        there = target.registry.record_of(spec, original.stored)
         target.registry.amend(there, spec.definition)
-    tiles = _complete(record, source, job.selection)
+    tiles = _complete(record, source, original.selection)
     tally.expect(len(tiles))
     present = _present(there, target, tiles)
     copied = TensorCopy(spec.tensor_id)
