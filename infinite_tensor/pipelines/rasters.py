@@ -1,18 +1,13 @@
-"""Reads rasters and their metadata with rasterio.
-
-Pixels become torch tensors. Pictures are turned as their EXIF orientation says.
-"""
+"""Reads rasters and their metadata with rasterio."""
 
 from __future__ import annotations
 
 import os
 import re
-import struct
 import threading
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,16 +57,12 @@ class RasterReader(Reader):
             raise ValidationError(
                 f"{path} has bands of different dtypes, {raster.dtypes}; give one file for each dtype"
             )
-        # A georeference applies to stored pixels, so do not turn georeferenced pixels.
-        self._turn = Turn() if _has_place(raster) else turn_of(orientation_of(raster, path))
-        self._extents = (raster.height, raster.width)
-        self.shape = (raster.count, *self._turn.ordered(*self._extents))
+        self.shape = (raster.count, raster.height, raster.width)
         if not raster.count:
             raise ValidationError(f"{path} has no bands, but subdatasets: give one of {raster.subdatasets}")
         self.dtype = _dtype_of_bands(raster)
         together = raster.interleaving is not None and raster.interleaving.value == "PIXEL"
-        blocks = self._turn.ordered(*raster.block_shapes[0])
-        self.chunks = cut((raster.count if together else 1, *blocks), self.dtype.itemsize)
+        self.chunks = cut((raster.count if together else 1, *raster.block_shapes[0]), self.dtype.itemsize)
         self.crs, self.transform, self.nodata = raster.crs, raster.transform, raster.nodata
         # Open a new handle, because rasterio may raise errors of earlier reads with an old handle.
         with _opened_raster(self._path) as again:
@@ -97,17 +88,16 @@ class RasterReader(Reader):
         from rasterio.windows import Window  # noqa: PLC0415
 
         numbers = range(1, self.shape[0] + 1)[bands]
-        window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
-        extents = self._turn.ordered(*[len(range(each.start, each.stop, each.step or 1)) for each in (rows, columns)])
+        indexes = numbers if isinstance(numbers, int) else [*numbers]
+        extents = tuple([len(range(each.start, each.stop, each.step or 1)) for each in (rows, columns)])
         shape = extents if isinstance(numbers, int) else (len(numbers), *extents)
         try:
             with rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_BYTES):
-                indexes = numbers if isinstance(numbers, int) else [*numbers]
-                block = self._handle().read(indexes, window=window, out_shape=shape)
+                block = self._handle().read(indexes, window=Window.from_slices(rows, columns), out_shape=shape)
             if self._handle().driver == "Zarr":
                 # Chunks of a deleted array read as 0, but opening it again raises an error.
                 _opened_raster(self._path).close()
-            return as_tensor(self._turn.turned(block)).to(self.dtype)
+            return as_tensor(block).to(self.dtype)
         except OSError as error:
             # rasterio's own error only points to that of GDAL.
             raise StoreError(f"{self._path} cannot be read: {error.__cause__ or error}") from error
@@ -119,8 +109,7 @@ class RasterReader(Reader):
         """
         from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
-        window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
-        return self._turn.turned(self._handle().read_masks(1, window=window))
+        return self._handle().read_masks(1, window=Window.from_slices(rows, columns))
 
     def _stamps(self) -> Stamps:
         return stamps_of_raster(self._path, self._handle().files)
@@ -155,10 +144,6 @@ def page_of(path: str, page: object, count: int) -> int:
             f"page must be an int from 0 to {count - 1}, got {quoted(page)}: the number of pages in {path} is {count}"
         )
     return number
-
-
-def _has_place(raster: Any) -> bool:
-    return not (raster.crs is None and raster.transform.is_identity and not raster.gcps[0] and raster.rpcs is None)
 
 
 def _dtype_of_bands(raster: Any) -> torch.dtype:
@@ -243,135 +228,3 @@ def _said_in_tags(raster: Any) -> list[Fact]:
 
 def _tags_of(raster: Any, band: int = 0) -> dict[str, str]:
     return {name: value for name, value in raster.tags(band).items() if not _OTHERWISE.fullmatch(name)}
-
-
-# Orientation of pictures, and its tags in files.
-
-
-_TAG = 0x0112
-_BIG = 43
-"""Version in the header of a BigTIFF, the TIFF variant for more than 4 GiB."""
-
-
-class Turn(NamedTuple):
-    """Steps to turn the pixels of a file into the picture.
-
-    First, reverse the rows if `up` is set, and the columns if `left` is set. Then swap both if `swapped` is set.
-    """
-
-    swapped: bool = False
-    up: bool = False
-    left: bool = False
-
-    def ordered(self, rows: Any, columns: Any) -> tuple[Any, Any]:
-        """Return `(rows, columns)`, or `(columns, rows)` if `swapped` is set."""
-        return (columns, rows) if self.swapped else (rows, columns)
-
-    def in_file(self, rows: slice, columns: slice, extents: tuple[int, int]) -> tuple[slice, slice]:
-        """Convert a region of the picture to a region of the file.
-
-        `extents` are the numbers of rows and columns in the file.
-        """
-        rows, columns = self.ordered(rows, columns)
-        return (
-            _reversed(rows, extents[0]) if self.up else rows,
-            _reversed(columns, extents[1]) if self.left else columns,
-        )
-
-    def turned(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Turn pixels of the file into pixels of the picture.
-
-        The last two dimensions of `pixels` are rows and columns. The result may be a view.
-        """
-        pixels = pixels[..., :: -1 if self.up else 1, :: -1 if self.left else 1]
-        return pixels.swapaxes(-2, -1) if self.swapped else pixels
-
-
-_TURNS = {
-    2: Turn(left=True),
-    3: Turn(up=True, left=True),
-    4: Turn(up=True),
-    5: Turn(swapped=True),
-    6: Turn(swapped=True, up=True),
-    7: Turn(swapped=True, up=True, left=True),
-    8: Turn(swapped=True, left=True),
-}
-
-
-def turn_of(orientation: int) -> Turn:
-    """Return the turn for an EXIF orientation.
-
-    An unknown orientation gives a turn without steps.
-    """
-    return _TURNS.get(orientation, Turn())
-
-
-def _reversed(part: slice, extent: int) -> slice:
-    return slice(extent - part.stop, extent - part.start)
-
-
-def orientation_of(raster: Any, path: str) -> int:
-    """Return the EXIF orientation of a raster, by default 1."""
-    said = raster.tags().get("EXIF_Orientation", "")
-    if said.isdecimal():
-        return int(said)
-    if raster.driver not in ("GTiff", *_EXIF) or not Path(path).is_file():
-        return 1
-    with Path(path).open("rb") as file:
-        try:
-            if raster.driver == "GTiff":
-                return _in_directory(file, int(raster.get_tag_item("IFD_OFFSET", "TIFF", bidx=1)))
-            begin = _EXIF[raster.driver](file)
-            file.seek(begin)
-            order = _order(file)
-            return _in_directory(file, begin + _unpacked(file, f"{order}2xI")[0], begin)
-        except struct.error:
-            # The file ends before the tag.
-            return 1
-
-
-def _exif_in_png(file: BinaryIO) -> int:
-    file.seek(8)
-    while True:
-        size, name = _unpacked(file, ">I4s")
-        if name == b"eXIf":
-            return file.tell()
-        file.seek(size + 4, os.SEEK_CUR)
-
-
-def _exif_in_webp(file: BinaryIO) -> int:
-    file.seek(12)
-    while True:
-        name, size = _unpacked(file, "<4sI")
-        if name == b"EXIF":
-            begin = file.tell()
-            return begin + (6 if file.read(6) == b"Exif\0\0" else 0)
-        file.seek(size + size % 2, os.SEEK_CUR)
-
-
-_EXIF = {"PNG": _exif_in_png, "WEBP": _exif_in_webp}
-
-
-def _in_directory(file: BinaryIO, at: int, begin: int = 0) -> int:
-    """Return the EXIF orientation in a TIFF directory, by default 1.
-
-    The TIFF begins at position `begin` of the file, and the directory at position `at`.
-    """
-    file.seek(begin)
-    order = _order(file)
-    big = _unpacked(file, f"{order}H")[0] == _BIG
-    file.seek(at)
-    for _ in range(_unpacked(file, order + ("Q" if big else "H"))[0]):
-        # A single short is in the entry itself, instead of an offset.
-        tag, value = _unpacked(file, order + ("H10xH6x" if big else "H6xH2x"))
-        if tag == _TAG:
-            return int(value)
-    return 1
-
-
-def _order(file: BinaryIO) -> str:
-    return "<" if file.read(2) == b"II" else ">"
-
-
-def _unpacked(file: BinaryIO, form: str) -> tuple[Any, ...]:
-    return struct.unpack(form, file.read(struct.calcsize(form)))

@@ -124,8 +124,7 @@ def from_image(
     ----------
     path : path
         Any image that pillow opens, with the extra ``image``. Files that pillow cannot open, or whose values it would
-        change, are read by rasterio, with the extra ``raster``: for example, files with colours of 16 bits, with
-        each colour stored apart, or with more than 4 channels.
+        change, are read by rasterio, with the extra ``raster``: all with more than 8 bits a value, for example.
     chunks : "auto" or int or tuple of int
         As for `from_array`.
     name : str, optional
@@ -221,8 +220,8 @@ def from_raster(
     RasterTensor
         A tensor with dims ``("band", "y", "x")`` and the values that are stored: no mask, scale or offset is applied.
         Complex integers of 16 bits become complex64. It has the attributes `crs`, `transform` and `nodata`. It keeps
-        the metadata of the file; tensors computed from it keep the georeference. A picture without a georeference is
-        turned as its EXIF orientation says.
+        the metadata of the file; tensors computed from it keep the georeference. As in rasterio, an EXIF orientation
+        turns nothing.
 
     Raises
     ------
