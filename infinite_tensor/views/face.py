@@ -4,11 +4,8 @@ The module builds on zarr's abstract store class and its helpers for subclasses.
 listing with an array written by zarr itself.
 
 zarr runs every store on one event loop, and decodes chunks in the thread pool of that loop. Computing a chunk on either
-would deadlock as soon as ``f`` reads a Zarr array. So chunks are computed on a small pool of separate threads. A
-request made by an ``f`` does not wait for a thread of the pool, because all of them may be waiting for that ``f``. Such
-a request is recognized by its context: event loops run callbacks in a copy of the caller's context. A request made on
-another thread by an ``f`` is not recognized. So when no thread of the pool has become free for some seconds, one
-additional request is computed.
+would deadlock as soon as ``f`` reads a Zarr array. So chunks are computed on other threads, as many as there are
+requests: with fewer, all of them could be waiting for requests that wait for a thread.
 """
 
 from __future__ import annotations
@@ -16,12 +13,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
 import re
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -34,7 +29,6 @@ import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 
-from infinite_tensor.engine.claims import callers
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.exit import end_before_flush
@@ -65,9 +59,6 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _KEYS_AT_ONCE = 1000
 
 T = TypeVar("T")
-PLACES = max(4, os.cpu_count() or 1)
-"""Requests to compute at a time, without requests by an ``f``."""
-_PATIENCE_SECONDS = 5.0
 
 
 def zarr_of(tensor: InfiniteTensor, region: object) -> zarr.Array[Any]:
@@ -271,7 +262,7 @@ class FaceStore(Store):
             is_main = threading.current_thread() is threading.main_thread()
             found = None if is_main else face.chunk_in_memory(index)
             if found is None:
-                found = await answered((face, index), partial(face.chunk, index))
+                found = await answered(partial(face.chunk, index))
         return (prototype or default_buffer_prototype()).buffer.from_bytes(found[_range_of(byte_range, len(found))])
 
     async def get_partial_values(
@@ -384,144 +375,59 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
 # Computing chunks for event loops.
 
 
-async def answered(key: Hashable, compute: Callable[[], T]) -> T:
-    """Return the result of ``compute()``, called on another thread.
-
-    If another request is computing the same `key`, wait for that request first. Call ``compute()`` even then, because
-    pixels may have been invalidated meanwhile. Raise CancelledError if the process ends.
-    """
-    work = partial(_told, partial(copy_context().run, compute))
-    # The event loop may be on the main thread. Without store_call, Ctrl-C could leave a future's lock taken.
-    with store_call():
-        # A nested request does not wait for earlier requests, because an earlier request may wait for the calling f.
-        # Still, no window is computed twice.
-        answer, is_own = (_beside(work), True) if callers() else _PLACES_OF_ALL.take(key, work)
-    while not await _ends(answer) or not is_own:
-        with store_call():
-            if not is_own and answer.done():
-                answer, is_own = _PLACES_OF_ALL.take(key, work)
-            # Never ask are_stuck() for a running request, because only a single caller at a time gets True.
-            elif not (is_own and answer.running()) and _PLACES_OF_ALL.are_stuck() and (not is_own or answer.cancel()):
-                answer, is_own = _beside(work), True
-    with store_call():
-        if answer.cancelled():
-            raise _ended()
-        return answer.result()
-
-
-def _told(work: Callable[[], T]) -> T:
-    """Call `work`, and turn exceptions such as SystemExit into RuntimeError.
-
-    Unchanged, they would end an event loop.
-    """
-    try:
-        return work()
-    except Exception:
-        raise
-    except BaseException as error:
-        raise RuntimeError(f"{type(error).__name__} was raised while a chunk was computed") from error
-
-
-def _ended() -> asyncio.CancelledError:
-    # Not an Exception: asyncio would print a traceback for each chunk, perhaps a thousand times.
-    return asyncio.CancelledError("the process is ending, so no more chunks are computed")
-
-
-def _beside(work: Callable[[], T]) -> Future[T]:
-    """Start work on a new thread, and return the future of its result."""
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(work())
-        except Exception as error:  # noqa: BLE001  (raised in the request)
-            answer.set_exception(error)
-
-    answer.set_running_or_notify_cancel()
-    threading.Thread(target=run, name="infinite_tensor-face-beside", daemon=True).start()
-    return answer
-
-
-async def _ends(answer: Future[Any]) -> bool:
-    """Wait some seconds for `answer`, and return whether it is done. Cancelling the wait does not cancel `answer`."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    with store_call():
-        answer.add_done_callback(lambda _: _tell(loop, ready))
-    return bool((await asyncio.wait([ready], timeout=_PATIENCE_SECONDS))[0])
-
-
-def _tell(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
-    # A closed loop raises RuntimeError: nobody waits there any more.
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(_set, ready)
-
-
-def _set(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
-
-
-class _Places:
-    """The pool of threads for computing chunks, shared by all requests of this process."""
+class _Threads:
+    """The threads that compute chunks: as many as requests at a time, each used again."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        self._threads = ThreadPoolExecutor(PLACES, thread_name_prefix="infinite_tensor-face")
-        self._lock = threading.Lock()
-        self._under_way: dict[Hashable, Future[Any]] = {}
-        self._last_free = time.monotonic()
-        self._ended = False
+        self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="infinite_tensor-face")
 
-    def take(self, key: Hashable, work: Callable[[], T]) -> tuple[Future[T], bool]:
-        """Queue work for the pool. Return its future, and True.
-
-        If work for `key` is already queued or running, return the future of that work, and False. Raise CancelledError
-        if the process is ending.
-        """
-        with self._lock:
-            before = self._under_way.get(key)
-            if before is not None and not before.done():
-                return before, False
-            if self._ended:
-                raise _ended()
-            answer = self._under_way[key] = self._threads.submit(self._work, work)
-        # Called also for work that is cancelled in the queue.
-        answer.add_done_callback(partial(self._forget, key))
-        return answer, True
-
-    def _work(self, work: Callable[[], T]) -> T:
+    def start(self, work: Callable[[], object]) -> None:
+        """Call ``work()`` on a thread. Raise CancelledError if the process ends."""
         try:
-            return work()
-        finally:
-            self._last_free = time.monotonic()
-
-    def _forget(self, key: Hashable, answer: Future[Any]) -> None:
-        with self._lock:
-            # Later work for the key may have begun.
-            if self._under_way.get(key) is answer:
-                del self._under_way[key]
-
-    def are_stuck(self) -> bool:
-        """Return True if no work has ended for some seconds.
-
-        After that, return False for some seconds, so that only a single caller gets True.
-        """
-        with self._lock:
-            now = time.monotonic()
-            stuck = now - self._last_free >= _PATIENCE_SECONDS
-            if stuck:
-                self._last_free = now
-            return stuck
+            self._pool.submit(work)
+        except RuntimeError as error:
+            # Not an Exception: asyncio would print a traceback for each chunk, perhaps a thousand times.
+            raise asyncio.CancelledError("the process is ending, so no more chunks are computed") from error
 
     def end(self) -> None:
-        """Wait for running work, and cancel queued work."""
-        self._ended = True
-        self._threads.shutdown(cancel_futures=True)
+        """Refuse new requests, and wait for running work."""
+        self._pool.shutdown()
 
 
-_PLACES_OF_ALL = _Places()
-end_before_flush(_PLACES_OF_ALL.end)
+_MOST_THREADS = 2**20
+"""More than a process can have: a request that waits for a thread may be what all threads wait for."""
+_THREADS = _Threads()
+end_before_flush(_THREADS.end)
+
+
+async def answered(compute: Callable[[], T]) -> T:
+    """Return the result of ``compute()``, called on another thread. Raise CancelledError if the process ends."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
+        try:
+            settle: Callable[[], None] = partial(answer.set_result, context.run(compute))
+        except BaseException as error:  # noqa: BLE001  (raised in the request)
+            settle = partial(answer.set_exception, _harmless(error))
+        # A closed loop raises RuntimeError: nobody waits there any more.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None if answer.done() else settle())
+
+    # The event loop may be on the main thread. Without store_call, Ctrl-C could leave a lock of the pool taken.
+    with store_call():
+        _THREADS.start(work)
+    return await answer
+
+
+def _harmless(error: BaseException) -> Exception:
+    """Return RuntimeError instead of an exception that would end an event loop, such as SystemExit."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    harmless = RuntimeError(f"{type(error).__name__} was raised while a chunk was computed")
+    harmless.__cause__ = error
+    return harmless

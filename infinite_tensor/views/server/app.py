@@ -29,8 +29,8 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.documents import name_of
 from infinite_tensor.tilestore.inventory import sources_first
-from infinite_tensor.views.face import PLACES
 from infinite_tensor.views.server.served import Served, Settings, refused
+from infinite_tensor.views.server.serving import WORKERS
 from infinite_tensor.views.server.work import Work
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
@@ -53,7 +53,7 @@ def app_of(
     hosts: Sequence[str] = LOCAL,
     cors: Sequence[str] = (),
     store_results: bool = False,
-    workers: int = PLACES,
+    workers: int = WORKERS,
 ) -> Starlette:
     """Return the web application for `serve`.
 

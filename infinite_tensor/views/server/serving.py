@@ -18,8 +18,9 @@ from infinite_tensor.support.exit import flush_all
 from infinite_tensor.support.given import checked_count
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.views.face import PLACES
 
+WORKERS = max(4, os.cpu_count() or 1)
+"""Requests that are computed at a time."""
 _ANY = ("0.0.0.0", "::")  # noqa: S104  (to warn of it)
 _MOST_CONNECTIONS = 1000
 _PATIENCE_SECONDS = 5
@@ -36,7 +37,7 @@ def serve(
     cors: Sequence[str] = (),
     region: Any = None,
     store_results: bool = False,
-    workers: int = PLACES,
+    workers: int = WORKERS,
     max_windows: int = 256,
     vmin: float | None = None,
     vmax: float | None = None,

@@ -169,13 +169,6 @@ def test_it_is_the_same_from_any_store_computed_cached_and_stored(kind: str, reg
         assert np.array_equal(t.as_zarr(region)[...], expected)
 
 
-def test_it_shows_the_last_tiles_of_a_finite_tensor() -> None:
-    t = tensor_of(shape=(6, 7), edge="clip")
-    for _ in ("computed", "from memory"):
-        assert np.array_equal(t.as_zarr()[...], pixels_of(t, ...))
-        assert np.array_equal(t.as_zarr(sl[4:6, 4:7])[...], pixels_of(t, sl[4:6, 4:7]))
-
-
 @pytest.mark.parametrize("region", [SOME, sl[-4:8, 0:8]])
 def test_what_is_done_to_a_result_changes_nothing_else(region: object) -> None:
     t = tensor_of()
@@ -189,14 +182,6 @@ def test_what_is_done_to_a_result_changes_nothing_else(region: object) -> None:
         assert buffer is not None
         with pytest.raises(ValueError, match="read-only"):
             buffer.as_numpy_array()[...] = 0
-
-
-def test_a_tile_in_memory_is_shown_without_a_copy() -> None:
-    face = tensor_of().as_zarr(sl[-4:8, 0:8])
-    face[...]
-    buffers = [asyncio.run(face.store.get("height/c/0/0", default_buffer_prototype())) for _ in range(2)]
-    one, other = (buffer.as_numpy_array() for buffer in buffers if buffer is not None)
-    assert np.shares_memory(one, other)
 
 
 def test_a_tensor_that_was_moved_to_another_dtype_needs_a_new_face() -> None:
@@ -217,12 +202,6 @@ def test_a_tensor_that_was_opened_without_f_shows_what_is_stored() -> None:
     assert np.array_equal(stored[0:4], pixels_of(tensor_of(), sl[0:4, 0:4]))
     with pytest.raises(TileAccessError):
         stored[...]
-
-
-def test_names_that_are_no_paths_are_names_of_dimensions_all_the_same() -> None:
-    face = tensor_of(dims=("rows/y", "zarr.json")).as_zarr(SOME)
-    assert names_of(face) == ("rows/y", "zarr.json")
-    assert sorted(zarr.open_group(face.store, mode="r")) == ["height"]
 
 
 @pytest.mark.parametrize("region", [sl[0, 2:4], sl[0:4:2, 2:4], sl[4:4, 0:3]])
@@ -246,12 +225,6 @@ def test_what_is_read_is_stored() -> None:
     t[SOME]
     face[...]
     assert set(f.counts.values()) == {1}
-
-
-def test_chunks_that_are_not_asked_for_are_not_computed() -> None:
-    f = Counted(ramp)
-    tensor_of(f).as_zarr(sl[0:16, 0:16])[5:7, 0:8]
-    assert sorted(f.calls) == [(1, 0), (1, 1)]
 
 
 class TestItsStore:

@@ -27,8 +27,6 @@ from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from infinite_tensor import InfiniteTensor, TileStore, ValidationError, ZarrTileStore, sl
-from infinite_tensor.views import face as face_module
-from infinite_tensor.views.face import PLACES
 from tests.behaviour.views import shown
 from tests.behaviour.views.shown import ramp, ramp_of
 from tests.support.clusters import cluster
@@ -137,28 +135,6 @@ def test_an_event_loop_never_waits_for_a_store_that_a_thread_uses() -> None:
         assert np.array_equal(face[...], before)
 
 
-def test_readers_of_the_same_chunk_leave_places_to_others() -> None:
-    other = threading.Event()
-
-    def f(ctx: Index) -> torch.Tensor:
-        if ctx == (0, 0):
-            assert other.wait(DEADLINE)
-        else:
-            other.set()
-        return ramp(ctx)
-
-    face = face_of(f).async_array
-
-    async def read() -> list[Any]:
-        # In this order: the other chunk is asked for last.
-        same = [face.getitem((slice(8, 12), slice(8, 12))) for _ in range(2 * PLACES)]
-        return await asyncio.wait_for(asyncio.gather(*same, face.getitem((12, 12))), face_module._PATIENCE_SECONDS / 2)
-
-    *same, one = asyncio.run(read())
-    assert one == 4004
-    assert all(np.array_equal(each, TRUTH[8:12, 8:12]) for each in same)
-
-
 def test_who_asks_after_an_invalidation_gets_new_pixels() -> None:
     f = Held()
     t = tensor_of(f)
@@ -216,11 +192,10 @@ def test_an_f_that_reads_the_chunk_that_it_computes_is_told_so() -> None:
         faces[0][...]
 
 
-def test_an_f_reads_the_face_on_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not recognized as part of an f, and all places wait for them."""
-    monkeypatch.setattr(face_module, "_PATIENCE_SECONDS", 0.05)
+def test_an_f_reads_the_face_on_threads_of_its_own() -> None:
+    """They are not recognized as part of an f, and more requests wait for them than there are processors."""
     faces: list[zarr.Array[Any]] = []
-    full = threading.Barrier(PLACES)
+    full = threading.Barrier(READERS)
 
     def f(ctx: Index) -> torch.Tensor:
         if ctx[0] < 0:
@@ -229,36 +204,14 @@ def test_an_f_reads_the_face_on_threads_of_its_own(monkeypatch: pytest.MonkeyPat
         with ThreadPoolExecutor(1) as threads:
             return torch.tensor(threads.submit(lambda: faces[0][:4, :4]).result()) + 1
 
-    faces.append(face_of(f))
-    asked = [threading.Thread(target=faces[0].__getitem__, args=((8, 4 * i),), daemon=True) for i in range(PLACES)]
+    faces.append(tensor_of(f).as_zarr(sl[-8:24, 0 : 4 * READERS]))
+    asked = [threading.Thread(target=faces[0].__getitem__, args=((8, 4 * i),), daemon=True) for i in range(READERS)]
     for thread in asked:
         thread.start()
     for thread in asked:
         thread.join(DEADLINE)
         assert not thread.is_alive()
-    assert np.array_equal(faces[0][8:12, : 4 * PLACES], np.full((4, 4 * PLACES), 2))
-
-
-def test_requests_that_have_begun_take_no_turn_of_one_that_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(face_module, "_PATIENCE_SECONDS", 0.05)
-    begun, may_end = threading.Semaphore(0), threading.Event()
-
-    def f(ctx: Index) -> torch.Tensor:
-        if ctx[0] >= 0:
-            begun.release()
-            assert may_end.wait(DEADLINE)
-        return ramp(ctx)
-
-    face = face_of(f)
-    with ThreadPoolExecutor(PLACES + 1) as threads:
-        asked = [threads.submit(face.__getitem__, (8, 4 * i)) for i in range(PLACES)]
-        try:
-            assert all(begun.acquire(timeout=DEADLINE) for _ in asked)
-            assert threads.submit(face.__getitem__, (0, 0)).result(DEADLINE / 3) == TRUTH[0, 0]
-        finally:
-            may_end.set()
-    # Nor is the one that was taken out of the queue still kept.
-    assert not any(each.cancelled() for each in list(face_module._PLACES_OF_ALL._under_way.values()))
+    assert np.array_equal(faces[0][8:12], np.full((4, 4 * READERS), 2))
 
 
 def _with_one_of_everything() -> list[bool]:
@@ -318,20 +271,6 @@ def test_what_would_end_an_event_loop_is_told_as_another_error(error: type[BaseE
         face_of(f)[...]
     chain = [found.value, found.value.__cause__, getattr(found.value.__cause__, "__cause__", None)]
     assert any(isinstance(each, error) for each in chain)
-
-
-def test_it_is_read_within_event_loops() -> None:
-    face = face_of()
-
-    async def read() -> None:
-        assert np.array_equal(face[...], TRUTH)
-        get = face.async_array.getitem
-        whole, corner = await asyncio.gather(get(...), get((slice(0, 3), slice(0, 3))))
-        assert np.array_equal(whole, TRUTH)
-        assert np.array_equal(corner, TRUTH[:3, :3])
-
-    asyncio.run(read())
-    asyncio.run(read())
 
 
 def test_a_reader_that_gives_up_leaves_the_others_their_chunk() -> None:
@@ -425,12 +364,6 @@ def test_it_is_pickled_with_its_tensor(tmp_path: Path) -> None:
         assert np.array_equal(sent[...], TRUTH)
 
 
-def test_faces_differ_by_what_they_show() -> None:
-    t = tensor_of()
-    assert t.as_zarr(REGION).store == t.as_zarr(REGION).store
-    assert t.as_zarr(REGION).store != t.as_zarr(sl[0:8, 0:8]).store
-
-
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with cluster() as running:
@@ -462,41 +395,34 @@ import sys, threading, time
 from concurrent.futures import CancelledError
 import torch
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, sl
-from infinite_tensor.views.face import PLACES
 
-begun, over = threading.Semaphore(0), threading.Event()
+begun = threading.Event()
 
 def f(ctx):
     sys.stdout.write(f"{ctx}\\n")
-    sys.stdout.flush()
-    begun.release()
-    assert over.wait(30)
+    begun.set()
+    time.sleep(0.5)  # The main thread ends meanwhile.
     return torch.ones(4, 4)
 
-def read(region, then):
+def read():
     try:
-        face[region]
+        face[...]
     except CancelledError:
-        then()
         sys.stderr.write("cancelled\\n")  # print writes the end of a line on its own
 
 store = ZarrTileStore(sys.argv[1], tile_size=4)
 t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store, tensor_id="t")
 face = t.as_zarr(sl[0:400, 0:400])
-# The interpreter waits for both of them.
-threading.Thread(target=read, args=(sl[0:400, 0:400], lambda: None)).start()
-for _ in range(PLACES):
-    begun.acquire()
-threading.Thread(target=read, args=(sl[396, 396], over.set)).start()
-time.sleep(0.2)  # Nothing tells that its chunk waits for a place, after all others.
+threading.Thread(target=read).start()  # The interpreter waits for it.
+begun.wait()
 """
 
 
 def test_a_process_ends_without_the_chunks_that_wait(tmp_path: Path) -> None:
     done = run("-c", _EXITING, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == PLACES
-    assert done.stderr == "cancelled\ncancelled\n"
+    assert 0 < len(done.stdout.splitlines()) < 100
+    assert done.stderr == "cancelled\n"
     with ZarrTileStore(tmp_path) as store:
         assert store.verify("t") == []
         assert store.tensor_info("t").tiles_complete == len(done.stdout.splitlines())

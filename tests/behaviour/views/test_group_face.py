@@ -12,7 +12,6 @@ import xarray
 import zarr
 
 from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ValidationError, sl
-from infinite_tensor.errors import RegionError
 from tests.behaviour.views.shown import NO_NAMES, member, names_of
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
@@ -60,12 +59,6 @@ def test_dimensions_with_other_pixels_have_other_names(group: TensorGroup) -> No
     assert np.array_equal(member(face, "coarse_x")[...], np.arange(8))
 
 
-def test_dimensions_of_another_scale_have_other_names_where_they_are_as_long() -> None:
-    face = TensorGroup({"a": tensor_of(8, 0.0), "b": tensor_of(8, 1.0)}, scale={"b": 2}).as_zarr()
-    assert member(face, "a").shape == member(face, "b").shape
-    assert names_of(member(face, "b")) == ("b_y_index", "b_x_index")
-
-
 def opened(group: TensorGroup, region: object) -> xarray.DataTree:
     # xarray says only in its documentation that it takes stores of zarr.
     store: Any = group.as_zarr(region).store
@@ -85,12 +78,6 @@ def test_xarray_opens_it(group: TensorGroup) -> None:
     assert np.array_equal(values(tree, "extra/mask"), group[region]["extra"]["mask"].numpy())
     data = xarray.open_zarr(group.as_zarr(region).store)
     assert set(data.data_vars) == {"rgb", "coarse"}
-
-
-def test_xarray_opens_what_nests_with_another_resolution() -> None:
-    tensors = {"fine": tensor_of(8, 0.0), "far": {"coarse": tensor_of(8, 1.0)}}
-    group = TensorGroup(tensors, scale={("far", "coarse"): Fraction(1, 4)})
-    assert values(opened(group, sl[0:32, 0:32]), "far/coarse").shape == (8, 8)
 
 
 def test_an_array_may_be_named_like_a_dimension() -> None:
@@ -114,11 +101,6 @@ def test_a_group_may_be_named_like_the_folder_of_chunks() -> None:
 def test_a_name_must_be_one_of_an_array(key: str) -> None:
     with pytest.raises(ValidationError, match="cannot be the path of a Zarr array"):
         TensorGroup({key: tensor_of(8, 0.0)}).as_zarr(sl[0:8, 0:8])
-
-
-def test_a_region_must_be_one_of_the_group(group: TensorGroup) -> None:
-    with pytest.raises(RegionError):
-        group.as_zarr(sl[0:32])
 
 
 def test_of_a_coarser_tensor_all_pixels_over_a_region_are_shown(group: TensorGroup) -> None:
