@@ -151,7 +151,7 @@ def _dtype_of_bands(raster: Any) -> torch.dtype:
     if raster.dtypes[0] == "complex_int16":
         return torch.complex64
     half = raster.dtypes[0] == "float32" and raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
-    return torch.float16 if half else torch_dtype_of(raster.dtypes[0], raster)
+    return torch.float16 if half else torch_dtype_of(raster.dtypes[0])
 
 
 def _opened_raster(path: str) -> Any:

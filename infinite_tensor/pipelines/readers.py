@@ -24,7 +24,7 @@ from infinite_tensor.pipelines.reopening import (
     by_absolute_path,
     is_fork_safe,
     library_of,
-    looked_into,
+    locks_and_folders,
     opened_by,
     opened_in_child,
 )
@@ -144,10 +144,10 @@ class ArrayReader(Reader):
         self.in_file = _lies_elsewhere(self._array)
         # A memmap counts as memory: the operating system decides which parts to keep.
         self.in_memory = isinstance(self._array, torch.Tensor | np.ndarray) and self.device.type == "cpu"
-        self._locks, self._folders = looked_into(self._array)
+        self._locks, self._folders = locks_and_folders(self._array)
         self._inherited = False
         if library_of(self._array) in _FAITHFUL:
-            self.dtype = torch_dtype_of(self._array.dtype, self._array)
+            self.dtype = torch_dtype_of(self._array.dtype)
         else:
             # Other libraries may scale values on reading, but report the dtype of the file.
             self.dtype = self._read((slice(0, 1),) * len(self.shape)).dtype
@@ -171,12 +171,12 @@ class ArrayReader(Reader):
                 if len(folders) > 1:
                     # Of an array over many files, open only those of this block.
                     (block,) = import_module("dask").optimize(block)
-                    _, folders = looked_into(block.dask.cull(block.__dask_keys__()))
+                    _, folders = locks_and_folders(block.dask.cull(block.__dask_keys__()))
                 # Threads of Dask do not exist in a forked child, and would cause a deadlock in a worker of Dask.
                 block = block.compute(scheduler="synchronous")
             if folders and _may_lack_chunks(block, region, self._array):
                 self._check_there(folders)
-            return as_tensor(block, self._array)
+            return as_tensor(block)
 
     def _check_there(self, folders: Sequence[Opened]) -> None:
         """Raise StoreError if a folder cannot be opened again, because missing chunks read as fill values."""
@@ -197,7 +197,7 @@ class ArrayReader(Reader):
                 f"{error}. Spawn the workers, as in DataLoader(..., multiprocessing_context='spawn'), or open the "
                 "array and call from_array in each worker"
             ) from error
-        self._folders = looked_into(self._array)[1]
+        self._folders = locks_and_folders(self._array)[1]
         self._inherited = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -257,7 +257,7 @@ def _prepared(array: Any) -> Any:
         return array.translate_to[(0,) * array.ndim]
     if isinstance(array, np.ndarray):
         # Refuse dtypes first: a later check could take a field for an attribute, or one object for a number.
-        torch_dtype_of(array.dtype, array)
+        torch_dtype_of(array.dtype)
     check_unmasked(array, "`a` has")
     return np.asarray(array) if isinstance(array, np.ndarray) else stand_in(array)
 
@@ -290,10 +290,10 @@ def _file_of(array: Any) -> str | None:
     return None if mapped is None else os.fspath(mapped.filename)  # type: ignore[arg-type]
 
 
-def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
+def torch_dtype_of(given: Any) -> torch.dtype:
     """Return the torch dtype for the dtype `given` of an array.
 
-    Raise ValidationError for a dtype that tensors cannot have. The message says how to convert `array`.
+    Raise ValidationError for a dtype that tensors cannot have.
     """
     try:
         dtype = given if isinstance(given, torch.dtype) else np.dtype(getattr(given, "numpy_dtype", given))
@@ -302,36 +302,9 @@ def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
     found = getattr(torch, dtype.name, None) if isinstance(dtype, np.dtype) else dtype
     if found in DTYPES:
         return found
-    advice = "convert it to numbers first" if dtype is None else _instead_of(dtype, array)
+    fields = getattr(dtype, "names", None)
+    advice = f"give one of its fields, such as {fields[0]!r}" if fields else "convert it, as in a.astype('float32')"
     raise ValidationError(f"`a` has the unsupported dtype {quoted(given)}; {advice}")
-
-
-def _instead_of(dtype: Any, array: Any) -> str:
-    """Return advice on converting an array to a supported dtype."""
-    fields, name = getattr(dtype, "names", None), str(dtype).removeprefix("torch.")
-    # An array without astype must be read whole before conversion.
-    values = "a" if hasattr(array, "astype") else "a[...]"
-    if fields:
-        field = f"a.fields({fields[0]!r})" if hasattr(array, "fields") else f"{values}[{fields[0]!r}]"
-        return f"give one of its fields, {field}"
-    wider = next((wide for begin, wide in _WIDER if name.startswith(begin)), None)
-    if isinstance(array, torch.Tensor):
-        # torch cannot convert dtypes smaller than a byte.
-        return f"give a.to(torch.{wider})" if name.startswith(("float8", "complex")) else "give a.view(torch.uint8)"
-    return "convert it to numbers first" if wider is None else f"give {values}.astype({wider!r})"
-
-
-_WIDER = (
-    ("datetime64", "int64"),
-    ("timedelta64", "int64"),
-    ("float8", "float32"),
-    ("float", "float64"),
-    ("complex32", "complex64"),
-    ("complex", "complex128"),
-    ("int", "int8"),
-    ("uint", "uint8"),
-)
-"""Supported dtypes for unsupported dtypes, by the beginning of the name."""
 
 
 def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
@@ -362,7 +335,7 @@ def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
     return chunks
 
 
-def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
+def as_tensor(block: Any) -> torch.Tensor:
     """Convert a block of an array to a tensor.
 
     The tensor may be a view of the block.
@@ -373,7 +346,7 @@ def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
         raise ValidationError("`a` has sparse blocks; give a.map_blocks(lambda block: block.todense())")
     check_unmasked(block, "`a` has")
     block = np.asarray(block)
-    dtype = torch_dtype_of(block.dtype, array)
+    dtype = torch_dtype_of(block.dtype)
     if dtype is torch.bfloat16:
         return as_tensor(block.view(np.uint16)).view(torch.bfloat16)
     if dtype is torch.bool:

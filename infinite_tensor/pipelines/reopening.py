@@ -14,10 +14,8 @@ import io
 import mmap
 import os
 import pickle
-import re
 import threading
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -204,8 +202,8 @@ def _own_manager(kind: Any, opener: Any, args: Any, mode: Any, kwargs: Any, lock
 # One thread at a time
 
 
-_locks: weakref.WeakValueDictionary[Hashable, Lock] = weakref.WeakValueDictionary()
-_of_locks = Lock()
+_locks: dict[str, Lock] = {}
+"""The lock of each library that is not thread-safe, and of all open files in arrays."""
 
 _PARALLEL = {"numpy", "torch", "zarr", "tensorstore", "infinite_tensor"}
 """Libraries with thread-safe reads of any array."""
@@ -215,24 +213,23 @@ _ONE_STATE = {"netCDF4": "HDF5", "h5py": "HDF5"}
 """Libraries with a global state for all open files, and the owner of the state."""
 
 
-def looked_into(array: Any) -> tuple[tuple[Lock, ...], tuple[Opened, ...]]:
+def locks_and_folders(array: Any) -> tuple[tuple[Lock, ...], tuple[Opened, ...]]:
     """Return the locks for reading an array, in order of acquisition, and how to open its folders again.
 
-    All arrays of a library with a global state share a lock. An array of another library has a lock for each file
-    object in it, or a single lock if it contains no file objects. Arrays safe for parallel reads have no lock.
+    All arrays of a library that is not thread-safe share a lock, and so do all arrays with open files in them.
 
     A folder is an array whose chunks are files or objects of their own, such as a zarr.Array inside a Dask array. If
     it is deleted while it is open, its chunks read as fill values, but opening it again raises an error.
     """
     library = library_of(array)
-    shared: set[Hashable] = set()
+    keys: set[str] = set()
     folders: list[Opened] = []
 
     def visit(obj: object) -> bool:
         kind = type(obj)
         is_netcdf, is_file = library_of(obj) == "netCDF4", hasattr(kind, "seek") and hasattr(kind, "read")
         if is_netcdf or is_file:
-            shared.add(_ONE_STATE["netCDF4"] if is_netcdf else id(obj))
+            keys.add(_ONE_STATE["netCDF4"] if is_netcdf else "files")
         folder = _folder_of(obj)
         if folder is not None:
             folders.append(folder)
@@ -240,13 +237,10 @@ def looked_into(array: Any) -> tuple[tuple[Lock, ...], tuple[Opened, ...]]:
 
     walk(array, visit)
     if library in _PARALLEL:
-        shared = set()
-    elif not shared and library not in _WRAPPERS:
-        shared = {_ONE_STATE.get(library, id(array))}
-    with _of_locks:
-        found = [_locks.get(key) or Lock() for key in shared]
-        _locks.update(zip(shared, found, strict=True))
-    return tuple(sorted(found, key=id)), tuple(folders)
+        keys = set()
+    elif not keys and library not in _WRAPPERS:
+        keys = {_ONE_STATE.get(library, library)}
+    return tuple([_locks.setdefault(key, Lock()) for key in sorted(keys)]), tuple(folders)
 
 
 # All objects in an object
@@ -366,72 +360,29 @@ def _open_tensorstore(spec: Any) -> Any:
 
 
 def _mapped(array: Any) -> Opened | None:
-    if type(array) not in (np.ndarray, np.memmap, torch.Tensor) or array.nbytes < _SMALLEST_MAP:
-        return None
-    if isinstance(array, np.ndarray):
-        place = None if array.flags.owndata or array.dtype.hasobject else _place_of(array)
-        return place and (_open_mapped, (*place, array.shape, array.dtype, array.strides))
-    if array.device.type != "cpu":
-        return None
-    count = 1 + sum((n - 1) * step for n, step in zip(array.shape, array.stride(), strict=True))
-    place = _file_at(array.data_ptr(), array.data_ptr() + count * array.itemsize)
-    return place and (_open_mapped_tensor, (*place, array.dtype, count, tuple(array.shape), array.stride()))
-
-
-_SMALLEST_MAP = 2**14
-_MAPS = "/proc/self/maps"
-
-
-def _place_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
-    """Return the file of a mapped array, and the byte offset of the first element."""
-    first = array.__array_interface__["data"][0]
-    if os.path.exists(_MAPS):  # noqa: PTH110
-        low, high = np.lib.array_utils.byte_bounds(array)
-        found = _file_at(low, high)
-        return found and (found[0], found[1] + first - low)
-    base = memory_map_of(array)
-    if base is None:
+    if type(array) is torch.Tensor:
+        storage = array.untyped_storage()
+        path = storage.filename if array.device.type == "cpu" else None
+        form = (array.dtype, array.storage_offset(), tuple(array.shape), array.stride())
+        return (_open_mapped_tensor, (path, storage.nbytes(), *form)) if path and Path(path).is_file() else None
+    base = memory_map_of(array) if type(array) in (np.ndarray, np.memmap) else None
+    if base is None or not Path(base.filename).is_file():  # type: ignore[arg-type]
         return None
     begin = base.offset - base.offset % mmap.ALLOCATIONGRANULARITY
-    mapped = np.frombuffer(base._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # noqa: SLF001
-    return os.fspath(base.filename), begin + first - mapped  # type: ignore[arg-type]
-
-
-def _file_at(low: int, high: int) -> tuple[str, int] | None:
-    """Return the file mapped to a range of memory, and the file offset of address `low`.
-
-    Return None without such a file, or if the content of the file may differ from the memory.
-    """
-    with contextlib.suppress(OSError), open(_MAPS, errors="surrogateescape") as maps:  # noqa: PTH123
-        for line in maps:
-            addresses, modes, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
-            begin, end = (int(each, 16) for each in addresses.split("-"))
-            if begin <= low and high <= end and path:
-                lies = path[0].startswith("/") and not path[0].startswith("/dev/") and Path(path[0]).is_file()
-                known = lies and (modes.endswith("s") or _is_unchanged(addresses))
-                return (path[0], int(offset, 16) + low - begin) if known else None
-    return None
-
-
-def _is_unchanged(addresses: str) -> bool:
-    """Return whether a private mapping still has the content of the file.
-
-    On the first write to a memory page, Linux copies the page. Copies are listed as anonymous or swapped.
-    """
-    pages = Path("/proc/self/smaps").read_text(errors="surrogateescape").partition(addresses)[2]
-    kept = dict(re.findall(r"^(Anonymous|Swap): +(\d+) kB$", pages, re.MULTILINE)[:2])
-    return kept == {"Anonymous": "0", "Swap": "0"}
+    first, mapped = (
+        each.__array_interface__["data"][0]
+        for each in (array, np.frombuffer(base._mmap, np.uint8))  # type: ignore[attr-defined]  # noqa: SLF001
+    )
+    return _open_mapped, (os.fspath(base.filename), begin + first - mapped, array.shape, array.dtype, array.strides)  # type: ignore[arg-type]
 
 
 def _open_mapped(path: str, offset: int, shape: Any, dtype: Any, strides: Any) -> np.ndarray[Any, Any]:
     return np.ndarray(shape, dtype, np.memmap(path, np.uint8, "r"), offset, strides)
 
 
-def _open_mapped_tensor(path: str, offset: int, dtype: Any, count: int, shape: Any, strides: Any) -> torch.Tensor:
-    with open(path, "rb") as file:  # noqa: PTH123
-        # torch has no read-only tensors. Writes to this tensor do not reach the file.
-        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).as_strided(shape, strides)
+def _open_mapped_tensor(path: str, nbytes: int, dtype: Any, offset: int, shape: Any, strides: Any) -> torch.Tensor:
+    # torch has no read-only tensors. Writes to this tensor do not reach the file.
+    return torch.from_file(path, size=nbytes // dtype.itemsize, dtype=dtype).as_strided(shape, strides, offset)
 
 
 def _path_of(name: str, what: str) -> str:

@@ -392,31 +392,10 @@ def _check_array(a: Any) -> None:
 
 
 def _no_array(a: Any) -> ValidationError:
-    found = (advice for part, advice in _ARRAYS_OF.items() if hasattr(type(a), part))
-    # numpy makes a single object of anything else.
-    advice = next(found, "numpy.asarray(a)" if isinstance(a, list | tuple) else "its values as a numpy array")
-    return ValidationError(f"`a` must be an array, with a shape, a dtype and slices, got {quoted(a)}; give {advice}")
-
-
-_ARRAYS_OF = {
-    # SimpleITK, nibabel, openslide, tifffile, pydicom, rasterio, astropy, a store of zarr, netCDF4.
-    "GetPixelIDTypeAsString": "SimpleITK.GetArrayFromImage(a)",
-    "dataobj": "a.dataobj",
-    "read_region": "numpy.asarray(a.read_region((0, 0), 0, a.dimensions)), or call from_raster(path) to read parts",
-    "aszarr": "zarr.open_array(a.aszarr(level=0))",
-    "pixel_array": "a.pixel_array",
-    "read_masks": "a.read(), or call from_raster(path) to read parts",
-    "is_image": "a.data",
-    "fileinfo": "a[0].data",
-    "supports_writes": "zarr.open_array(a)",
-    "set_auto_mask": "one of its arrays, a['name']",
-    # A group of zarr or HDF5, a dataset of xarray, a dictionary.
-    "keys": "one of its arrays, a['name']",
-    # pillow, a part of the standard library.
-    "__array_interface__": "numpy.asarray(a)",
-    "toreadonly": "numpy.asarray(a)",
-}
-"""How to get the array of an object that has one, by an attribute of its class."""
+    return ValidationError(
+        f"`a` must be an array, with a shape, a dtype and slices, got {quoted(a)}; give its array, as in a['name'], "
+        "a.data, a.read() or numpy.asarray(a)"
+    )
 
 
 def _checked_path(path: object) -> str:

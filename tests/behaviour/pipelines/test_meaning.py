@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import threading
 import warnings
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,8 @@ from rasterio.rpc import RPC
 from infinite_tensor import (
     InfiniteTensor,
     MeaningLostWarning,
-    TensorGroup,
-    TensorWindow,
     TileStore,
     ValidationError,
-    ZarrTileStore,
     from_array,
     from_image,
     from_raster,
@@ -42,8 +38,6 @@ from infinite_tensor import (
 )
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.meaning import Attribute, Meaning, Tag, joined_meaning
-from tests.behaviour.pipelines.arrays import sent
-from tests.support.command_line import CommandLine
 from tests.support.dict_store import DictTileStore
 from tests.support.interpreters import CONTEXT
 from tests.support.sqlite_store import SQLiteTileStore
@@ -125,15 +119,6 @@ def test_a_stored_map_is_where_the_raster_is_in_another_process(
     assert_is_where_it_says(tmp_path / "out.tif")
 
 
-def test_windows_at_an_offset_are_followed(raster: InfiniteTensor, tmp_path: Path) -> None:
-    shifted = TensorWindow((2, 8, 8), stride=(2, 4, 8), offset=(0, 5, 9), dimension_map=(None, 1, 2))
-    own = TensorWindow((2, 8, 8), stride=(2, 4, 8), offset=(0, 1, 0))
-    how: dict[str, Any] = {"dtype": raster.dtype, "edge": "clip", "blend": "last"}
-    t = InfiniteTensor((2, 33, 40), lambda _ctx, x: x, own, [raster], [shifted], **how)
-    t.export(sl[:, 1:30, 0:40], tmp_path / "out.tif")
-    assert_is_where_it_says(tmp_path / "out.tif")
-
-
 @pytest.mark.parametrize(
     ("net", "overlap"),
     [(torch.nn.AvgPool2d(2), 0.5), (torch.nn.Identity(), 0.5), (Middle(), 0.0), (Middle(), 0.5)],
@@ -170,22 +155,6 @@ def test_a_copy_keeps_it(other: str, raster: InfiniteTensor, tmp_path: Path) -> 
     t.tile_store.copy("out", tmp_path / other, progress=False)
     with open_store(tmp_path / other) as store:
         store.open("out").export(sl[:, 4:20, 8:30], tmp_path / "out.tif")
-    assert_is_where_it_says(tmp_path / "out.tif")
-
-
-def test_a_store_of_another_author_keeps_it(raster: InfiniteTensor, tmp_path: Path) -> None:
-    entries: dict[Any, Any] = {}
-    with DictTileStore(entries) as store:
-        raster.map(lambda x: x, window=16, store=store, tensor_id="out").fill(..., progress=False)
-    with DictTileStore(entries) as store:
-        store.open("out").export(sl[:, 4:20, 8:30], tmp_path / "out.tif")
-    assert_is_where_it_says(tmp_path / "out.tif")
-
-
-def test_the_command_line_writes_it(raster: InfiniteTensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(tmp_path / "out.zarr") as store:
-        raster.map(halved, scale=0.5, window=16, store=store, tensor_id="out").fill(..., progress=False)
-    assert CommandLine(capsys)("export", tmp_path / "out.zarr", "out", tmp_path / "out.tif").code == 0
     assert_is_where_it_says(tmp_path / "out.tif")
 
 
@@ -233,25 +202,6 @@ def test_what_inputs_say_later_is_stored_too(name: str, tmp_path: Path) -> None:
             other = mapped(store, named.assign_coords(y=[1.0, 2, 3]))
         assert other.to_xarray()["y"].values.tolist() == [1, 2, 3]
         assert store.tensor_definition("out") == before
-
-
-def test_what_several_say_at_once_is_all_stored(tmp_path: Path) -> None:
-    begin = threading.Barrier(6)
-
-    def add(k: int | None) -> None:
-        attrs = {} if k is None else {f"k{k}": k}
-        array = from_array(xarray.DataArray(np.zeros((3, 4)), dims=("y", "x"), attrs=attrs))
-        with ZarrTileStore(tmp_path / "out.zarr") as store:
-            if k is not None:
-                begin.wait()
-            array.map(torch.neg, store=store, tensor_id="out")
-
-    add(None)
-    with ThreadPoolExecutor(6) as threads:
-        list(threads.map(add, range(6)))
-    with ZarrTileStore(tmp_path / "out.zarr", mode="r") as store:
-        facts = store.tensor_definition("out")["meaning"]["facts"]
-    assert {fact["called"] for fact in facts} == {f"k{k}" for k in range(6)}
 
 
 def test_a_fact_that_a_newer_version_wrote_stays_when_another_is_added(tmp_path: Path) -> None:
@@ -311,15 +261,6 @@ def test_what_does_not_hold_of_what_is_computed_is_told_once(tmp_path: Path) -> 
     # Its pixels are another quantity, of which nothing of this was ever true.
     with open_store(tmp_path / "out.zarr", mode="r") as store:
         store.open("out").export(..., tmp_path / "fewer.tif")
-
-
-@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
-def test_a_group_tells_once_what_is_lost_of_its_tensors(tmp_path: Path) -> None:
-    t = from_raster(described(tmp_path / "in.tif"))
-    group = TensorGroup({"one": t.map(torch.neg, window=16), "other": t.map(torch.abs, window=16)}, dims=(1, 2))
-    with pytest.warns(MeaningLostWarning, match=r"out.zarr is without nodata, scale, offset: ") as told:
-        group.export(..., tmp_path / "out.zarr", progress=False)
-    assert len(told) == 1
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
@@ -454,15 +395,6 @@ def test_bands_stay_what_they_are(dtype: str, colours: list[str], tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
-def test_no_band_is_taken_for_alpha(tmp_path: Path) -> None:
-    for n, colours in ((3, RGB), (4, ["gray", *["undefined"] * 3])):
-        from_array(np.ones((n, 8, 8), "uint8")).export(..., tmp_path / f"{n}.tif")
-        with rasterio.open(tmp_path / f"{n}.tif") as file:
-            assert [each.name for each in file.colorinterp] == colours
-            assert file.read_masks().all()
-
-
-@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 def test_a_picture_has_its_alpha_and_the_order_of_its_colours(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 200, (8, 9, 4), dtype="uint8")
     for mode, depth in (("RGBA", 4), ("LA", 2)):
@@ -561,17 +493,6 @@ def test_a_coordinate_that_cannot_have_its_name_beside_an_array_is_not_dropped_i
             assert found["height"].coords["height_"] == 2.0
 
 
-def test_tensors_of_a_group_say_which_coordinate_has_their_crs(tmp_path: Path) -> None:
-    given = xarray.DataArray(
-        np.ones((4, 5)), {"crs": ((), 0, {"crs_wkt": UTM.to_wkt()})}, ("y", "x"), attrs={"grid_mapping": "crs"}
-    )
-    group = TensorGroup({name: from_array(given) for name in ("one", "other")}, dims=(0, 1))
-    group.export(..., tmp_path / "out.zarr", progress=False)
-    with xarray.open_zarr(tmp_path / "out.zarr", decode_coords="all") as found:
-        for each in found.data_vars.values():
-            assert CRS.from_wkt(found[each.encoding["grid_mapping"]].attrs["crs_wkt"]) == UTM
-
-
 @pytest.mark.parametrize("scale", [Fraction(1, 2), 2])
 def test_coordinates_of_another_scale_are_those_of_the_middles_of_pixels(scale: Any) -> None:
     fn = halved if scale < 1 else doubled
@@ -648,24 +569,6 @@ def test_inputs_that_do_not_agree_lose_what_they_do_not_agree_about() -> None:
     assert found.attrs == {"long_name": "warmth", "levels": [1, 2]}
 
 
-def test_uneven_coordinates_are_kept_bit_by_bit(tmp_path: Path) -> None:
-    uneven = np.sort(np.random.default_rng(0).random(300)) * [[-1.0], [1e-300]]
-    long = xarray.DataArray(np.zeros((2, 300)), {"x": ("x", uneven[0]), "both": (("y", "x"), uneven)}, ("y", "x"))
-    t = from_array(long).map(lambda x: x, window=(2, 64), store=tmp_path / "out.zarr", tensor_id="out")
-    t.fill(..., progress=False)
-    with open_store(tmp_path / "out.zarr", mode="r") as store:
-        found = store.open("out").to_xarray()
-        assert np.array_equal(found["both"], uneven)
-        assert np.array_equal(found["x"], uneven[0])
-
-
-def test_a_coordinate_that_has_no_numbers_is_told_by_to_xarray() -> None:
-    months = xarray.date_range("2000-01", periods=3, freq="MS", use_cftime=True, calendar="noleap")
-    t = from_array(xarray.DataArray(np.zeros((3, 4)), {"time": months}, ("time", "x")))
-    with pytest.warns(MeaningLostWarning, match="to_xarray returns is without coordinate 'time'"):
-        assert t.to_xarray()["time"].dtype == np.int64
-
-
 def test_what_a_store_has_no_room_for_is_told_by_exports(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).random((300, 300))
     array = xarray.DataArray(np.zeros((300, 300)), {"noise": (("y", "x"), noise)}, ("y", "x"))
@@ -675,11 +578,6 @@ def test_what_a_store_has_no_room_for_is_told_by_exports(tmp_path: Path) -> None
         opened = store.open("out", f=t.f, args=t.args)
         with pytest.warns(MeaningLostWarning, match="one.zarr is without coordinate 'noise'"):
             opened.export(..., tmp_path / "one.zarr")
-
-
-def test_a_pickled_tensor_keeps_it(raster: InfiniteTensor, tmp_path: Path) -> None:
-    sent(raster.map(halved, scale=0.5, window=16)).export(sl[:, 2:9, 1:11], tmp_path / "out.tif")
-    assert_is_where_it_says(tmp_path / "out.tif")
 
 
 def test_a_meaning_that_lacks_nothing_of_another_stays_the_same_object() -> None:

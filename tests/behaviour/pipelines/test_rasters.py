@@ -19,11 +19,9 @@ import torch
 from PIL import Image
 from rasterio.crs import CRS
 from rasterio.windows import Window
-from torch.utils.data import DataLoader
 
 from infinite_tensor import (
     InfiniteTensor,
-    PatchDataset,
     StoreError,
     TensorWindow,
     ValidationError,
@@ -72,12 +70,6 @@ def test_it_knows_where_on_earth_it_is_also_after_pickling(tmp_path: Path) -> No
         assert each.transform == TRANSFORM
         assert each.nodata == -9999.0
         assert "EPSG:32633" in repr(each)
-
-
-@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-def test_a_raster_without_a_place_has_none(tmp_path: Path) -> None:
-    t = from_raster(saved(tmp_path / "a.tif", numbers((1, 70, 50)), crs=None, transform=None))
-    assert (t.crs, t.transform.is_identity, t.nodata) == (None, True, None)
 
 
 def test_nodata_scale_and_offset_leave_the_values_as_they_are(tmp_path: Path) -> None:
@@ -204,14 +196,6 @@ def test_a_forked_child_has_a_handle_of_its_own(tmp_path: Path, opened: list[tup
     child.join(60)
 
 
-def test_many_threads_read_it(tmp_path: Path) -> None:
-    pixels = numbers((2, 300, 400), "uint16")
-    t = from_raster(saved(tmp_path / "a.tif", pixels, **TILED), chunks=(1, 32, 16))
-    for _ in range(5):
-        t.clear_cache()
-        assert np.array_equal(t.read(sl[:, :, :], workers=8).numpy(), pixels)
-
-
 def corner(t: Any) -> Any:
     return t[:, 50:, 40:]
 
@@ -225,15 +209,6 @@ def test_another_process_opens_it_by_its_path(tmp_path: Path, monkeypatch: pytes
         assert torch.equal(child.submit(corner, t).result(), corner(t))
     monkeypatch.chdir("/")
     assert torch.equal(corner(sent(t)), corner(t))
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_forked_workers_of_a_data_loader_read_it(tmp_path: Path) -> None:
-    t = from_raster(saved(tmp_path / "a.tif", numbers((3, 200, 200), "uint8"), **TILED), chunks=(3, 32, 16))
-    t[0, 0, 0]
-    patches = PatchDataset(t, (3, 40, 40), sl[:, :, :], length=20, seed=1)
-    loader = DataLoader(patches, batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60)
-    assert torch.equal(torch.cat(list(loader)), torch.stack([patches[i] for i in range(20)]))
 
 
 # Memory.
