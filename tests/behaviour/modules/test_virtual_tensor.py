@@ -209,16 +209,6 @@ def test_a_copy_of_a_module_computes_from_its_own_parameters(duplicate: Any, mat
     assert module.twice.value.all()
 
 
-@WAYS
-def test_a_copy_removes_its_own_buffer_alone(duplicate: Any) -> None:
-    module = Doubling(persist=True)
-    other = duplicate(module)
-    del other.twice
-    assert "_twice_ref" not in other.state_dict()
-    assert not other._load_state_dict_pre_hooks
-    assert torch.equal(module.twice.value, 2 * module.base)
-
-
 def test_a_shallow_copy_shares_the_buffer_and_keeps_it() -> None:
     module = Doubling()
     other = copy.copy(module.twice)
@@ -246,13 +236,6 @@ def test_one_that_is_made_while_another_has_the_name_survives_it() -> None:
     del module.twice
     gc.collect()
     assert torch.equal(later.value, 2 * module.base)
-
-
-def test_one_that_is_made_and_dropped_leaves_the_one_that_is_there() -> None:
-    module = Doubling()
-    earlier = module.twice
-    VirtualTensor(module, "twice", doubled)
-    assert torch.equal(earlier.value, 2 * module.base)
 
 
 def test_a_buffer_of_that_name_is_not_taken_over() -> None:

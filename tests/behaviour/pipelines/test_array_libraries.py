@@ -161,14 +161,6 @@ def test_a_chunk_that_holds_samples_is_decoded_once(
     assert len(chunks_read) == len(set(chunks_read)) >= 64
 
 
-def test_patches_across_the_border_of_two_large_chunks_read_each_once(chunks_read: list[str]) -> None:
-    array = zarr.create_array(Noting(MemoryStore()), shape=(9000, 18000), chunks=(9000, 9000), dtype="u1")
-    t = from_array(array, name="a")
-    for y in range(0, 2000, 500):
-        assert not t[y : y + 64, 8970:9034].any()
-    assert len(chunks_read) == 2
-
-
 def test_what_stands_in_a_row_in_a_file_of_the_other_order_is_read_at_once() -> None:
     class Proxy(Recorded):
         """As nibabel has them."""
@@ -184,14 +176,6 @@ def test_what_stands_in_a_row_in_a_file_of_the_other_order_is_read_at_once() -> 
 
 
 # Of one library each.
-
-
-@pytest.mark.parametrize("dtype", ["bool", ">f4", ">i8", "float16", "complex64"])
-def test_hdf5_keeps_its_dtypes(dtype: str, tmp_path: Path) -> None:
-    values = np.arange(24).reshape(4, 6).astype(dtype)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["a"] = values
-        assert_reads(from_array(file["a"]), torch.from_numpy(values.astype(values.dtype.newbyteorder("="))))
 
 
 def test_of_a_dask_array_only_the_blocks_that_are_needed_are_computed() -> None:

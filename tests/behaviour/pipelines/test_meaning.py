@@ -341,15 +341,6 @@ def test_the_mask_of_a_raster_is_in_its_export(tmp_path: Path) -> None:
         t.map(halved, scale=0.5, window=16).export(..., tmp_path / "map.tif")
 
 
-@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
-def test_float16_is_written_as_float32(tmp_path: Path) -> None:
-    values = np.linspace(0, 1, 64, dtype="float16").reshape(8, 8)
-    from_array(values).export(..., tmp_path / "out.tif")
-    with rasterio.open(tmp_path / "out.tif") as file:
-        assert file.dtypes == ("float32",)
-        assert np.array_equal(file.read(1), values.astype("float32"))
-
-
 RGB = ["red", "green", "blue"]
 
 
@@ -567,17 +558,6 @@ def test_inputs_that_do_not_agree_lose_what_they_do_not_agree_about() -> None:
     assert np.array_equal(found["lat"], np.arange(41))
     assert np.array_equal(found["lon"], here["lon"])
     assert found.attrs == {"long_name": "warmth", "levels": [1, 2]}
-
-
-def test_what_a_store_has_no_room_for_is_told_by_exports(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).random((300, 300))
-    array = xarray.DataArray(np.zeros((300, 300)), {"noise": (("y", "x"), noise)}, ("y", "x"))
-    t = from_array(array).map(lambda x: x, store=tmp_path / "out.zarr", tensor_id="out")
-    assert "noise" in t.to_xarray().coords
-    with open_store(tmp_path / "out.zarr") as store:
-        opened = store.open("out", f=t.f, args=t.args)
-        with pytest.warns(MeaningLostWarning, match="one.zarr is without coordinate 'noise'"):
-            opened.export(..., tmp_path / "one.zarr")
 
 
 def test_a_meaning_that_lacks_nothing_of_another_stays_the_same_object() -> None:

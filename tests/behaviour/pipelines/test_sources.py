@@ -113,18 +113,6 @@ def test_a_view_that_is_conjugate_or_negative_is_what_it_stands_for() -> None:
     assert_reads(from_array(values.conj().imag), values.conj().imag.clone())
 
 
-def test_what_is_read_shares_no_memory_with_the_array() -> None:
-    values = torch.zeros(4, 4)
-    from_array(values)[...].fill_(1)
-    assert not values.any()
-
-
-@pytest.mark.parametrize("shape", [(1,), (1, 1, 1), (1, 100), (100, 1), (2, 1, 3, 1, 2)])
-def test_an_array_may_be_as_small_as_one_element(shape: tuple[int, ...]) -> None:
-    values = torch.from_numpy(numbers(shape).copy())
-    assert_reads(from_array(values), values)
-
-
 def test_an_array_that_scales_what_it_reads_has_the_dtype_of_that() -> None:
     values = np.linspace(0, 1, 200).reshape(10, 20)
     array = Recorded(values)
@@ -174,12 +162,6 @@ def test_it_keeps_what_was_read_last_within_a_limit() -> None:
     for x in (0, 64, 0, 128, 64):
         t[:, x]
     assert [region[1].start for region in array.regions] == [0, 64, 128, 64]
-
-
-def test_to_make_a_tensor_that_has_a_name_one_element_is_read_which_tells_the_dtype() -> None:
-    array = Recorded(numbers((2000, 2000)))
-    from_array(array, name="scan 7")
-    assert array.elements == 1
 
 
 def test_a_large_array_is_looked_at_in_64_places_of_4_kib() -> None:
@@ -274,17 +256,6 @@ def test_the_same_content_elsewhere_and_in_another_library_resumes(tmp_path: Pat
         Recorded(values),
     ):
         assert fill(from_array(same), tmp_path / "store") == 0
-
-
-def one_source(path: Path) -> dict[str, Any]:
-    return from_array(np.load(path, mmap_mode="r")).to_json()
-
-
-def test_another_process_finds_the_same_definition(tmp_path: Path) -> None:
-    values = numbers((50, 60))
-    np.save(tmp_path / "a.npy", values)
-    with ProcessPoolExecutor(1, CONTEXT) as child:
-        assert child.submit(one_source, tmp_path / "a.npy").result() == from_array(torch.from_numpy(values)).to_json()
 
 
 def test_one_other_pixel_is_another_source(tmp_path: Path) -> None:

@@ -106,20 +106,10 @@ class TestXarray:
         assert float(part.mean()) == 1505.5
         assert f.calls == [(0, 1)]
 
-    def test_without_lazy_all_is_computed_now(self) -> None:
-        f = Counted(ramp)
-        array = tensor_of(f).to_xarray(REGION, lazy=False)
-        assert len(f.calls) == 5 * 3
-        assert np.array_equal(array.values, TRUTH)
-
     def test_other_coordinates(self) -> None:
         array = tensor_of().to_xarray(REGION, {"x": np.linspace(0, 1, 8)})
         assert array.sel(x=1.0, y=0).item() == 9
         assert array.y.values[0] == -5
-
-    def test_it_is_named_by_the_last_part_of_the_id(self) -> None:
-        assert tensor_of(tensor_id="world/height").to_xarray(REGION).name == "height"
-        assert tensor_of(tensor_id=None).to_xarray(REGION).name is None
 
     @pytest.mark.parametrize(
         ("label", "expected"),
@@ -157,11 +147,6 @@ class TestXarray:
         assert f.calls == []
         assert turned.equals(read[key].T)
         assert lazy.T[::2, 3:5].T[1].equals(read.T[::2, 3:5].T[1])
-
-    def test_very_many_pixels_are_transposed(self) -> None:
-        array = tensor_of().to_xarray(sl[-(2**40) : 2**40, 0:4]).T
-        assert array.dims == ("x", "y")
-        assert array.sel(x=2, y=slice(5, 6)).values.tolist() == [5002, 6002]
 
     def test_what_is_written_into_it_is_a_copy(self) -> None:
         t = tensor_of()
@@ -212,11 +197,6 @@ class TestXarray:
             with pytest.raises(RegionError, match="unbounded"):
                 view(...)
 
-    def test_a_face_is_opened_as_a_dataset(self) -> None:
-        data = xarray.open_zarr(tensor_of().as_zarr(REGION).store)
-        assert data["height"].sel(y=0, x=9).compute().item() == 9
-        assert np.array_equal(data["height"].values, TRUTH)
-
 
 class TestDask:
     """A `dask.array`, each chunk of which is a read."""
@@ -248,23 +228,12 @@ class TestDask:
         with pytest.raises(ValidationError, match="smaller region"):
             tensor_of().to_dask(sl[0 : 2**40, 0 : 2**21], chunks)
 
-    def test_a_long_region_in_large_chunks(self) -> None:
-        array = tensor_of().to_dask(sl[0 : 2**40, 0 : 2**10], (2**30, -1))
-        assert array.numblocks == (2**10, 1)
-        assert array.dtype == np.float32
-
     def test_what_is_not_used_is_not_computed(self) -> None:
         f = Counted(ramp)
         array = tensor_of(f).to_dask(REGION)
         assert f.calls == []
         assert array[5, 2].compute() == 4
         assert set(f.calls) == {(0, 1)}
-
-    def test_equal_arrays_have_equal_names(self) -> None:
-        t = tensor_of()
-        assert t.to_dask(REGION).name == t.to_dask(REGION).name
-        assert t.to_dask(REGION).name != t.to_dask(sl[0:4, 0:4]).name
-        assert t.to_dask(REGION).name != tensor_of(tensor_id="other").to_dask(REGION).name
 
     def test_tensors_of_one_id_are_not_taken_for_each_other(self) -> None:
         ones = tensor_of(lambda _ctx: torch.ones(4, 4))
@@ -301,25 +270,11 @@ class TestDask:
             assert child.submit(name_of_stored, tmp_path, kind, drop=True).result() == before
         assert name_of_stored(tmp_path, kind, drop=False) != before
 
-    def test_a_tensor_that_was_cleared_and_made_again_has_another_name(self, tmp_path: Path) -> None:
-        store = store_in(tmp_path, "zarr")
-        before = tensor_of(shape=(8, 4), tile_store=store).to_dask().name
-        store.clear_tensor("height")
-        assert tensor_of(shape=(8, 4), tile_store=store).to_dask().name != before
-
     def test_a_missing_package_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(dask, "array")
         monkeypatch.setitem(sys.modules, "dask.array", None)
         with pytest.raises(ImportError, match="pip install"):
             tensor_of().to_dask(REGION)
-
-    def test_dask_itself_takes_no_dtype_of_torch(self) -> None:
-        """So `from_array` is given a face, or `asarray` is called."""
-        for array in (torch.ones(8, 4), tensor_of(shape=(8, 4))):
-            with pytest.raises(TypeError, match="data type"):
-                dask.array.from_array(array)
-        face = tensor_of().as_zarr(REGION)
-        assert np.array_equal(dask.array.from_array(face).compute(), TRUTH)
 
     def test_functions_that_make_arrays_take_a_finite_tensor(self) -> None:
         f = Counted(ramp)
@@ -331,12 +286,6 @@ class TestDask:
         assert np.array_equal(dask.array.concatenate([t, array]).compute(), np.concatenate([truth, truth]))
         with pytest.raises(RegionError, match="unbounded"):
             dask.array.asarray(tensor_of())
-
-    def test_by_default_it_shows_what_a_face_shows(self) -> None:
-        assert tensor_of(shape=(8, 4)).to_dask().shape == (8, 4)
-        assert tensor_of(shape=(None, 4)).to_dask(chunks=2**20).shape == (2**31, 4)
-        with pytest.raises(ValidationError, match="smaller region"):
-            tensor_of().to_dask()
 
     def test_bfloat16_becomes_float32(self) -> None:
         t = tensor_of(lambda ctx: ramp(ctx).bfloat16(), dtype=torch.bfloat16)
@@ -379,11 +328,6 @@ class TestNumpyAndTorch:
         for take in (np.asarray, np.from_dlpack):
             with pytest.raises((ValueError, BufferError), match="without a copy"):
                 take(t, copy=False)
-
-    def test_numpy_has_bfloat16_as_float32(self) -> None:
-        t = tensor_of(lambda ctx: ramp(ctx).bfloat16(), shape=(8, 4), dtype=torch.bfloat16)
-        assert np.array_equal(np.asarray(t), t[...].float().numpy())
-        assert torch.equal(torch.as_tensor(t), t[...])
 
     def test_an_unbounded_tensor_is_no_array(self) -> None:
         with pytest.raises(TypeError, match="unbounded"):

@@ -34,7 +34,6 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.errors import RegionError
 from infinite_tensor.views.face import FaceStore
 from tests.behaviour.views.shown import Pixels, member, names_of, pixels_of, ramp, tensor_of, told_of
 from tests.support.counting import Counted
@@ -89,11 +88,6 @@ def test_it_is_an_array_of_the_pixels_of_its_region(face: zarr.Array[Any]) -> No
     assert face.dtype == np.dtype("<f4")
     assert np.array_equal(face[...], pixels_of(t, SOME))
     assert np.array_equal(face[3:7:2, -1], pixels_of(t, sl[-2:2:2, 9]))
-
-
-def test_it_tells_where_pixel_0_is(face: zarr.Array[Any]) -> None:
-    assert told_of(face) == {"tensor_id": "height", "origin": [5, -2]}
-    assert face[5, 3 - 2] == tensor_of()[0, 3]
 
 
 def test_it_is_named_by_the_last_part_of_the_id() -> None:
@@ -210,11 +204,6 @@ def test_a_region_must_be_a_box_of_pixels(region: Any) -> None:
         tensor_of().as_zarr(region)
 
 
-def test_a_region_must_be_one_of_the_tensor() -> None:
-    with pytest.raises(RegionError):
-        tensor_of().as_zarr(sl[0:4])
-
-
 def test_what_is_read_is_stored() -> None:
     f = Counted(ramp)
     t = tensor_of(f)
@@ -283,12 +272,6 @@ class TestItsStore:
     def test_what_describes_it_is_the_same(self, face: zarr.Array[Any], oracle: zarr.Array[Any]) -> None:
         ours, theirs = ({**each.metadata.to_dict(), "storage_transformers": ()} for each in (face, oracle))
         assert ours == theirs
-
-    def test_the_chunks_of_an_unbounded_tensor_are_listed_as_one_goes(self) -> None:
-        keys = everything(tensor_of().as_zarr().store.list_prefix("height/c/"), 3000)
-        assert keys[:2] == ["height/c/0/0", "height/c/0/1"]
-        names = everything(tensor_of().as_zarr().store.list_dir("height/c/77"), 3000)
-        assert names[-1] == "2999"
 
     def test_what_is_far_into_an_unbounded_tensor_is_listed_at_once(self) -> None:
         store, deep = tensor_of().as_zarr().store, 2**28
@@ -397,8 +380,3 @@ def test_tensorstore_reads_its_keys(tmp_path: Path) -> None:
         array = tensorstore.open(spec, read=True).result()
         assert np.array_equal(array.read().result(), member(zarr.open_group(face.store, mode="r"), name)[...])
         assert array.domain.labels == (names_of(face) if name == "height" else (name,))
-
-
-def test_xarray_takes_any_names_of_dimensions() -> None:
-    face = tensor_of(dims=("rows/y", "zarr.json")).as_zarr(sl[-5:9, 2:10])
-    assert xarray.open_zarr(face.store)["height"].dims == ("rows/y", "zarr.json")
