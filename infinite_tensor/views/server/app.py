@@ -29,8 +29,8 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.documents import name_of
 from infinite_tensor.tilestore.inventory import sources_first
+from infinite_tensor.views.server import WORKERS
 from infinite_tensor.views.server.served import Served, Settings, refused
-from infinite_tensor.views.server.serving import WORKERS
 from infinite_tensor.views.server.work import Work
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")

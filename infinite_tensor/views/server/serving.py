@@ -18,9 +18,8 @@ from infinite_tensor.support.exit import flush_all
 from infinite_tensor.support.given import checked_count
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
+from infinite_tensor.views.server import WORKERS
 
-WORKERS = max(4, os.cpu_count() or 1)
-"""Requests that are computed at a time."""
 _ANY = ("0.0.0.0", "::")  # noqa: S104  (to warn of it)
 _MOST_CONNECTIONS = 1000
 _PATIENCE_SECONDS = 5
