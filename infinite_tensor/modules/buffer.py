@@ -171,11 +171,10 @@ class _Saved:
         from infinite_tensor_stores import open_store  # noqa: PLC0415  (loads zarr, which a VirtualTensor does without)
 
         if self.tensor_id is None or self.store is None:
-            unnamed = self.tensor_id is None
-            reason = "has no tensor_id" if unnamed else f"({self.tensor_id!r}) was in a store without a path or URL"
+            lack = "tensor_id" if self.tensor_id is None else "store with a path or URL"
             raise ValidationError(
-                f"the tensor of this state cannot be reopened, because the tensor {reason}; create the tensor again, "
-                "and the module with InfiniteBuffer(tensor)"
+                f"the tensor of this state cannot be reopened, because it has no {lack}; create the tensor again, and "
+                "the module with InfiniteBuffer(tensor)"
             )
         with ExitStack() as stack:
             store = open_store(self.store, mode="r")

@@ -231,8 +231,15 @@ class VirtualTensor(TensorLike):
     ) -> None:
         if not isinstance(owner, nn.Module):
             raise TypeError(f"owner must be a torch.nn.Module, got {owner!r}")
-        self._name = _checked_name(name)
-        self._materializer = _checked_materializer(owner, materializer)
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {type(name).__name__} {name!r}")
+        if not name.isidentifier():
+            raise ValidationError(f"name must be a valid Python identifier, got {name!r}")
+        if not callable(getattr(owner, materializer) if isinstance(materializer, str) else materializer):
+            raise TypeError(
+                f"materializer must name a method of owner, or be callable (owner, dtype, device), got {materializer!r}"
+            )
+        self._name, self._materializer = name, materializer
         self._placement = _Placement(owner, name, dtype, device, persist)
 
     @classmethod
@@ -312,7 +319,10 @@ class VirtualTensor(TensorLike):
                 f"{type(value).__name__} {value!r}"
             )
         if value.is_meta and not placement.allows_meta:
-            raise DeviceMismatchError(_without_data(self._name, type(owner).__name__))
+            raise DeviceMismatchError(
+                f"the materializer of virtual tensor {self._name!r} returned a tensor on meta, without data, but not "
+                f"all tensors of {type(owner).__name__} are on meta; load them, or set the device of {self._name!r}"
+            )
         if value.is_meta or (device.type == "meta" and not placement.set_to_meta):
             # Do not move data to meta, except on request of the user, because the data would be lost.
             return value.to(dtype)
@@ -323,31 +333,6 @@ class VirtualTensor(TensorLike):
         of = "a module that is gone" if ref is None else type(self.owner).__name__
         where = "" if ref is None else f", dtype={ref.dtype}, device={str(self.device)!r}"
         return f"VirtualTensor({self._name!r} of {of}{where})"
-
-
-def _without_data(name: str, owner: str) -> str:
-    return (
-        f"the materializer of virtual tensor {name!r} returned a tensor on meta, without data, but not all tensors of "
-        f"{owner} are on meta. Load the inputs of the materializer, or set module.{name}.device: 'cpu' to compute the "
-        "value, 'meta' for a shape without data"
-    )
-
-
-def _checked_name(name: object) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a str, got {type(name).__name__} {name!r}")
-    if not name.isidentifier():
-        raise ValidationError(f"name must be a valid Python identifier, got {name!r}")
-    return name
-
-
-def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Materializer:
-    if not callable(getattr(owner, materializer) if isinstance(materializer, str) else materializer):
-        raise TypeError(
-            f"materializer must be the name of a method of owner, or a callable (owner, dtype, device), got "
-            f"{materializer!r}"
-        )
-    return materializer
 
 
 class _Placement:
