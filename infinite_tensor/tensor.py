@@ -509,7 +509,6 @@ class InfiniteTensor(Fillable[torch.Tensor]):
         *,
         where: object = None,
         compute: bool = False,
-        exact: bool = False,
         workers: int | None = None,
     ) -> Stats:
         """Compute statistics of pixels.
@@ -529,9 +528,6 @@ class InfiniteTensor(Fillable[torch.Tensor]):
             Whether missing windows are computed and stored, as by a read. Otherwise only tiles that need no computation
             are used (see `coverage`), and `Stats.missing` says how many pixels are left out. Of sources, such as
             `from_raster`, all pixels are read.
-        exact : bool
-            Whether quantiles are exact. `Stats.quantile` then reads the pixels again. Otherwise, a quantile may be too
-            close to 0, by less than one part in ``2**11``; see `Stats.quantile`.
         workers : int, optional
             As for `read`.
 
@@ -562,7 +558,7 @@ class InfiniteTensor(Fillable[torch.Tensor]):
         # Imported here, because views build on tensors.
         from infinite_tensor.views.statistics import stats_of  # noqa: PLC0415
 
-        return stats_of(self, self._nodata, region, where, compute, exact, workers)
+        return stats_of(self, self._nodata, region, where, compute, workers)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move to another device or dtype, in place.

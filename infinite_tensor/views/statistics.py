@@ -28,12 +28,14 @@ from infinite_tensor.support.given import checked_flag, checked_workers, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.meaning import PixelCode
 from infinite_tensor.views.frame import shown, shown_dtype
-from infinite_tensor.views.quantiles import LEADING, Bins, Numbers, exactly
 
+Numbers: TypeAlias = npt.NDArray[Any]
 _Use: TypeAlias = Callable[[Numbers], None]
 _Add: TypeAlias = Callable[[Selection, BoolArray | None, torch.Tensor], None]
 
-MOST = 2**16
+_LEADING = 20
+"""Leading bits of a float32 for binning: sign, exponent and 11 bits of the mantissa."""
+_MOST = 2**16
 """Maximum number of values to add at once."""
 _MOST_LABEL = 2**12
 """Largest whole number with a separate bin among the bins of floats."""
@@ -48,6 +50,40 @@ _LARGEST = np.finfo(np.float32).max
 """The largest float32. Larger finite numbers are counted as -_LARGEST or _LARGEST."""
 _MOST_SHOWN = 20
 """Maximum number of labels listed by `str`."""
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """The non-empty bins of a histogram.
+
+    Attributes
+    ----------
+    values : array
+        The number nearest to 0 in each bin, ascending.
+    ends : int64 array
+        The number of values in each bin and all before it.
+    exact : bool
+        Whether all values of a bin are equal.
+    """
+
+    values: Numbers
+    ends: npt.NDArray[np.int64]
+    exact: bool
+
+    @property
+    def count(self) -> int:
+        """The number of values in all bins."""
+        return int(self.ends[-1])
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """The number of values in each bin."""
+        return np.diff(self.ends, prepend=0)
+
+    def at(self, ranks: Sequence[int]) -> list[float]:
+        """Return an approximate value for each rank, counted from 0: the entry of `values` for its bin."""
+        found: list[float] = self.values[np.searchsorted(self.ends, ranks, side="right")].tolist()
+        return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,8 +117,7 @@ class Stats:
     mean: float
     std: float
     labels: dict[int, int] | None = field(default=None, repr=False, hash=False)
-    _bins: Bins | None = field(default=None, repr=False, compare=False)
-    _again: _Pixels | None = field(default=None, repr=False, compare=False)
+    _bins: _Bins | None = field(default=None, repr=False, compare=False)
 
     @overload
     def quantile(self, q: float) -> float: ...
@@ -97,9 +132,6 @@ class Stats:
         ``2**11``. A value nearer to 0 than ``2**-126`` moves by less than ``2**-137``. A float64 beyond the range of
         float32 counts as the end of that range.
 
-        After ``stats(exact=True)`` all quantiles are exact, but each call reads pixels again: once for float32, twice
-        for integers of 32 bits, four times for float64 and integers of 64 bits. So ask for all quantiles in one call.
-
         Parameters
         ----------
         q : float or sequence of floats
@@ -113,8 +145,6 @@ class Stats:
         ------
         ValidationError
             If `q` is not from 0 to 1, or there is no pixel.
-        StoreError
-            After ``stats(exact=True)``, if pixels have been dropped or changed since.
         """
         wanted = _checked_quantiles(q)
         if self._bins is None:
@@ -125,11 +155,7 @@ class Stats:
         places = [float(each) * (self.count - 1) for each in wanted.reshape(-1)]
         ends = [(math.floor(place), math.ceil(place)) for place in places]
         ranks = sorted({*itertools.chain.from_iterable(ends)})
-        if self._again is None:
-            found = self._bins.at(ranks)
-        else:
-            found = exactly(self._again.read, shown_dtype(self._again.tensor.dtype), self._bins, ranks)
-        values = dict(zip(ranks, (min(max(each, self.min), self.max) for each in found), strict=True))
+        values = {n: min(max(found, self.min), self.max) for n, found in zip(ranks, self._bins.at(ranks), strict=True)}
         values |= {0: self.min, self.count - 1: self.max}
         between = [_between(values[a], values[b], place - a) for (a, b), place in zip(ends, places, strict=True)]
         return between if wanted.ndim else between[0]
@@ -141,7 +167,7 @@ class Stats:
         if self.count:
             lines += [(name, f"{getattr(self, name):.7g}") for name in ("min", "max", "mean", "std")]
         if self.labels is None or len(self.labels) > _MOST_SHOWN:
-            if self._bins is not None and self._again is None:
+            if self._bins is not None:
                 low, middle, high = self.quantile([0.02, 0.5, 0.98])
                 lines.append(("2 %, 50 %, 98 %", f"{low:.7g}, {middle:.7g}, {high:.7g}"))
         else:
@@ -170,7 +196,7 @@ def _between(low: float, high: float, part: float) -> float:
 
 @dataclass(frozen=True)
 class _Pixels:
-    """The pixels for statistics. They can be read several times.
+    """The pixels for statistics.
 
     Attributes
     ----------
@@ -227,7 +253,7 @@ class _Pixels:
         return cls(tensor, nodata, selection, tiles, placed(where, tensor.dims, covered), computed, workers)
 
     def read(self, use: _Use) -> _Sieve:
-        """Pass all values to `use`, in flat arrays of up to `MOST` values.
+        """Pass all values to `use`, in flat arrays of up to `_MOST` values.
 
         The result has the counts of NaN and nodata.
         """
@@ -341,7 +367,7 @@ class _Sieve:
         # Small arrays are collected and passed on together.
         self._waiting.append(values)
         self._waits += len(values)
-        if self._waits >= MOST:
+        if self._waits >= _MOST:
             self.finish()
 
     def finish(self) -> None:
@@ -350,8 +376,8 @@ class _Sieve:
             return
         values = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
         self._waiting, self._waits = [], 0
-        for start in range(0, len(values), MOST):
-            piece = values[start : start + MOST]
+        for start in range(0, len(values), _MOST):
+            piece = values[start : start + _MOST]
             if piece.dtype.kind == "f" and math.isnan(piece.min()):
                 numbers = piece[~np.isnan(piece)]
                 self.nan += len(piece) - len(numbers)
@@ -377,11 +403,10 @@ def stats_of(
     region: object,
     where: object,
     compute: object,
-    exact: object,
     workers: int | None,
 ) -> Stats:
     """See `InfiniteTensor.stats`."""
-    computed, exact = checked_flag("compute", compute), checked_flag("exact", exact)
+    computed = checked_flag("compute", compute)
     if tensor.dtype.is_complex:
         raise ValidationError(
             f"statistics need real numbers, but tensor {tensor.tensor_id!r} has dtype {tensor.dtype}; take the "
@@ -391,7 +416,7 @@ def stats_of(
     pixels = _Pixels.of(tensor, nodata, region, where, computed or is_source(tensor), workers)
     figures = _Figures(tensor.dtype)
     others = pixels.read(figures.add)
-    return figures.stats(others, pixels.missing, pixels if exact else None)
+    return figures.stats(others, pixels.missing)
 
 
 class _Figures:
@@ -404,10 +429,10 @@ class _Figures:
         # Each small integer has its own bin. Other numbers are binned by the leading bits of a float32.
         self._small = not dtype.is_floating_point and dtype.itemsize <= 2
         self._first = -(2**15) if self._small and dtype.is_signed else 0
-        self._counts = np.zeros(2**16 if self._small else 2**LEADING, np.int64)
+        self._counts = np.zeros(2**16 if self._small else 2**_LEADING, np.int64)
 
     def add(self, numbers: Numbers) -> None:
-        """Add an array of numbers: at most `MOST`, none of them NaN."""
+        """Add an array of numbers: at most `_MOST`, none of them NaN."""
         if numbers.dtype == np.bool_:
             numbers = numbers.view(np.uint8)
         low, high = numbers.min().item(), numbers.max().item()
@@ -447,13 +472,12 @@ class _Figures:
         if numbers.dtype == np.float64:
             # Infinities keep their own bins.
             np.clip(floats, -_LARGEST, _LARGEST, out=floats, where=np.isfinite(numbers))
-        return (floats.view(np.uint32) >> (32 - LEADING)).astype(np.intp)
+        return (floats.view(np.uint32) >> (32 - _LEADING)).astype(np.intp)
 
-    def stats(self, others: _Sieve, missing: int, again: _Pixels | None) -> Stats:
+    def stats(self, others: _Sieve, missing: int) -> Stats:
         """Return the statistics of the values added so far.
 
-        The counts of NaN and nodata are taken from `others`, and the count of missing pixels is `missing`. Exact
-        quantiles read the same pixels again from `again`; None if exact quantiles are not requested.
+        The counts of NaN and nodata are taken from `others`, and the count of missing pixels is `missing`.
         """
         is_float = self._dtype.is_floating_point
         (places,) = np.nonzero(self._counts)
@@ -477,16 +501,15 @@ class _Figures:
             std,
             {int(label): count for label, count in counted} if bins.exact and not is_float else None,
             bins,
-            None if bins.exact else again,
         )
 
-    def _bins(self, places: npt.NDArray[np.intp]) -> Bins:
+    def _bins(self, places: npt.NDArray[np.intp]) -> _Bins:
         if self._small:
-            return Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
+            return _Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
         # Negative numbers come first, largest magnitude first. The bin of -0.0 also contains tiny negative numbers.
-        signed = places >= 2 ** (LEADING - 1)
+        signed = places >= 2 ** (_LEADING - 1)
         places = np.concatenate([places[signed][::-1], places[~signed]])
-        values = (places.astype(np.uint32) << (32 - LEADING)).view(np.float32)
+        values = (places.astype(np.uint32) << (32 - _LEADING)).view(np.float32)
         is_whole = not self._dtype.is_floating_point and max(self._max, -self._min) <= _MOST_LABEL
         exact = is_whole or self._dtype.itemsize <= 2
-        return Bins(values.astype(np.float64), np.cumsum(self._counts[places]), exact)
+        return _Bins(values.astype(np.float64), np.cumsum(self._counts[places]), exact)

@@ -20,7 +20,6 @@ from infinite_tensor import (
     InfiniteTensor,
     Mask,
     MemoryTileStore,
-    StoreError,
     TensorWindow,
     TileStore,
     ValidationError,
@@ -192,35 +191,6 @@ class TestQuantiles:
         if dtype not in WIDE:
             assert found.quantile(self.WANTED) == pytest.approx(expected, rel=1e-14)
 
-    @pytest.mark.parametrize("dtype", WIDE)
-    def test_are_exact_where_pixels_are_read_again(self, dtype: torch.dtype) -> None:
-        t = world(dtype)
-        found = t.stats(REGION, compute=True, exact=True)
-        values = np.sort(numbers(t[REGION]))
-        ranks = [0, 1, 17, len(values) // 2, len(values) - 2, len(values) - 1]
-        assert found.quantile([rank / (len(values) - 1) for rank in ranks]) == pytest.approx(
-            [float(values[rank]) for rank in ranks], rel=1e-12
-        )
-        expected = np.quantile(values.astype(np.float64), self.WANTED)
-        assert found.quantile(self.WANTED) == pytest.approx(expected, rel=1e-14)
-
-    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-    def test_are_exact_of_any_floats(self, dtype: type[np.floating[Any]]) -> None:
-        random = np.random.default_rng(0)
-        size = np.dtype(dtype).itemsize
-        values = random.integers(0, 256, 9999 * size, np.uint8).view(dtype)
-        values = values[np.isfinite(values)]
-        found = from_array(values).stats(exact=True)
-        assert found.quantile(np.arange(0, 101) / 100) == pytest.approx(
-            np.quantile(values.astype(np.longdouble), np.arange(0, 101) / 100).astype(float).tolist(), rel=1e-6
-        )
-        check(found, values) if dtype is np.float32 else None
-
-    def test_are_exact_of_the_smallest_numbers_of_both_signs(self) -> None:
-        values = np.array([5, -9, -5, 3, 2, -8, 8, -7], np.float32) * np.float32(1e-45)
-        found = from_array(values).stats(exact=True)
-        assert found.quantile(self.WANTED) == np.quantile(values.astype(float), self.WANTED).tolist()
-
     def test_numbers_beyond_float32_are_no_infinities(self) -> None:
         assert from_array(np.array([1e300, math.inf, 2e300, 3e300])).stats().quantile(0.25) == 1e300
         assert from_array(np.array([-1e300, -math.inf, 1e39, math.inf])).stats().quantile(0.5) == 0
@@ -229,18 +199,6 @@ class TestQuantiles:
     def test_are_for_parts_from_0_to_1(self, wrong: Any) -> None:
         with pytest.raises(ValidationError, match="q must be a number from 0 to 1"):
             from_array(np.arange(3.0)).stats().quantile(wrong)
-
-    def test_that_are_exact_need_the_pixels_that_were_counted(self, tmp_path: Path) -> None:
-        t = world(store=store_of("zarr", tmp_path))
-        t.fill(sl[0:16, 0:16], progress=False)
-        found = t.stats(sl[0:32, 0:32], exact=True)
-        assert found.quantile(0.5) == pytest.approx(float(t[0:16, 0:16].double().quantile(0.5)), rel=1e-12)
-        median = found.quantile(0.5)
-        t.fill(sl[0:32, 0:32], progress=False)
-        assert found.quantile(0.5) == median
-        t.invalidate(sl[0, 0])
-        with pytest.raises(StoreError, match="take the statistics again"):
-            found.quantile(0.5)
 
     def test_survive_a_pickle(self) -> None:
         found = from_array(np.arange(10.0)).stats()
