@@ -14,6 +14,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening
+from infinite_tensor.views.frame import shown, shown_if_stored
 
 SIDE = 256
 """Pixels along each side of a tile, in any level."""
@@ -138,6 +139,19 @@ class Plane:
         region = [slice(COLOURS) if place is None else place // n for place, n in zip(self.at, scale, strict=True)]
         region[self.rows], region[self.columns] = box
         return tuple(region)
+
+    def read(
+        self, tensor: InfiniteTensor, region: object, *, compute: bool
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return the pixels of a region as rows, columns and colours, and a mask of those that are missing.
+
+        Without `compute`, pixels that are not stored are missing.
+        """
+        if not compute:
+            values, missing = shown_if_stored(tensor, region)
+            return self.image(values), self.image(missing)
+        values = self.image(shown(tensor[region]))
+        return values, np.zeros(values.shape, bool)
 
     def image(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Arrange the pixels of a region as rows, columns and colours.

@@ -13,51 +13,17 @@ import numpy as np
 from PIL import Image
 
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.colours import MOST_LABELS, PALETTE, Array, are_labels, full_range, range_of, rgba, scaled
 from infinite_tensor.views.frame import shown_dtype, shown_if_stored
-from infinite_tensor.views.plane import SIDE, Plane, Tile, finer
+from infinite_tensor.views.plane import SIDE, Plane, Tile
 
 _SAMPLES = 8
 """Number of stored tiles to sample for the range of colours."""
-_MOST_TILES = 1024
-"""Maximum number of stored tiles to read for a map tile, at a finer level."""
 _HATCH, _CLEAR = 254, 255
 """Palette entries for stripes over missing pixels, and for transparent pixels."""
 _GREY = (128, 128, 128, 160)
-
-
-def stored_image(
-    levels: Sequence[InfiniteTensor], scales: Sequence[Index], plane: Plane, tile: Tile
-) -> tuple[Array, Array]:
-    """Return the stored pixels of a map tile, and a mask of missing pixels.
-
-    A pixel that is not stored in the level of the tile is replaced by a stored pixel of a finer level.
-    """
-    box = tile.box(plane.extents)
-    assert box is not None
-    values = missing = None
-    for k in range(tile.level, -1, -1):
-        step = 2 ** (tile.level - k)
-        rows, columns = finer(box, step, plane.extents_in(levels[k].shape))
-        region = plane.region((slice(rows.start, rows.stop, step), slice(columns.start, columns.stop, step)), scales[k])
-        if values is not None and tiles_of(levels[k], region) > _MOST_TILES:
-            break
-        found, lacking = map(plane.image, shown_if_stored(levels[k], region))
-        # A pixel is missing if any channel is missing.
-        lacks: Array = np.any(lacking.reshape(*lacking.shape[:2], -1), axis=-1)
-        if values is None or missing is None:
-            values, missing = found, lacks
-        else:
-            values[missing] = found[missing]
-            missing = missing & lacks
-        if not missing.any():
-            break
-    assert values is not None
-    assert missing is not None
-    return values, missing
 
 
 def tiles_of(level: InfiniteTensor, region: Any) -> int:
@@ -118,24 +84,15 @@ class Colours:
         found = full_range(parts[0].dtype, rgb=rgb) or range_of(sizes) or (0, 1)
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
-    def fitting(self, values: Array) -> Self:
-        """Return colours suitable for `values`.
-
-        Colours for labels are replaced by colours for a range if `values` are not labels.
-        """
-        if self.kind != "labels" or are_labels(values):
-            return self
-        return self.of([values, np.array(self.ends, values.dtype)], None, None, rgb=False)
-
-    def png(self, values: Array, missing: Array | None = None) -> bytes:
+    def png(self, values: Array, missing: Array) -> bytes:
         """Return a map tile as PNG.
 
         Parameters
         ----------
         values : numpy.ndarray
-            The pixels in rows and columns; fewer than a whole tile at the end of a tensor.
-        missing : numpy.ndarray of bool, optional
-            A mask of the missing pixels. They are striped, and the tile gets a dotted edge. None for a complete tile.
+            The pixels in rows and columns; fewer than a whole tile at the end of a tensor. NaN is transparent.
+        missing : numpy.ndarray of bool
+            A mask of the missing pixels. If there are any, they are striped, and the tile gets a dotted edge.
         """
         place = tuple(map(slice, values.shape[:2]))
         pixels, nothing, hatch = (
@@ -143,8 +100,7 @@ class Colours:
         )
         drawn = np.full((SIDE, SIDE, *pixels.shape[2:]), nothing, np.uint8)
         drawn[place] = pixels
-        if missing is not None:
-            drawn[place][missing] = nothing
+        if missing.any():
             stripes = np.add.outer(np.arange(SIDE), np.arange(SIDE)) % 8 < 2
             drawn[place][missing & stripes[place]] = hatch
             drawn[0, ::4] = drawn[::4, 0] = hatch
@@ -157,9 +113,8 @@ class Colours:
         return written.getvalue()
 
     def _places(self, values: Array) -> Array:
-        if self.kind == "labels":
-            return values.astype(np.uint8)
-        return np.where(np.isnan(values), _CLEAR, scaled(values, self.ends, _HATCH - 1)).astype(np.uint8)
+        places = np.nan_to_num(values) if self.kind == "labels" else scaled(values, self.ends, _HATCH - 1)
+        return np.where(np.isnan(values), _CLEAR, places).astype(np.uint8)
 
     def _palette(self) -> Array:
         palette = np.zeros((256, 4), np.uint8)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
 from starlette.responses import Response
 
 from infinite_tensor.engine.assemble import windows_to_compute
@@ -21,7 +22,6 @@ from infinite_tensor.engine.chain import Node, chain_of, node_of
 from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.errors import TileAccessError, ValidationError
 from infinite_tensor.filling.invalidate import forget
-from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.opening import extent_of
 from infinite_tensor.pipelines.pyramid import method_for, stored_levels
@@ -32,10 +32,11 @@ from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.views.colours import Array
 from infinite_tensor.views.face import Face, FaceStore, store_of_levels
-from infinite_tensor.views.frame import Frame, shown
+from infinite_tensor.views.frame import Frame, shown, shown_dtype
 from infinite_tensor.views.metadata import array_name_of
+from infinite_tensor.views.painter import Painter
 from infinite_tensor.views.plane import Plane, Tile
-from infinite_tensor.views.server.maptiles import Colours, samples, stored_image, tiles_of
+from infinite_tensor.views.server.maptiles import Colours, samples, tiles_of
 
 _TILE = re.compile(r"(0|-[1-9]\d?)/(0|-?[1-9]\d{0,15})/(0|-?[1-9]\d{0,15})\.png")
 _AT = re.compile(r"-?[0-9]{1,15}(?:,-?[0-9]{1,15}){0,30}")
@@ -222,12 +223,9 @@ class _Content:
         return Plane.of(self.tensor.shape, self.tensor.dims)
 
     @cached_property
-    def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        plane = self._plane
-        pixels = samples(self.tensor, plane, self._sample)
-        return self._drawing_in(
-            Colours.of(pixels, self._settings.low, self._settings.high, rgb=plane.colours is not None)
-        )
+    def _drawing(self) -> tuple[Painter, Colours]:
+        pixels, is_rgb = samples(self.tensor, self._plane, self._sample), self._plane.colours is not None
+        return self._drawing_in(Colours.of(pixels, self._settings.low, self._settings.high, rgb=is_rgb))
 
     def _sample(self, region: Any) -> Array | None:
         most = self._settings.max_windows
@@ -236,8 +234,8 @@ class _Content:
         except TileAccessError:
             return None
 
-    def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """Return the tensor and its levels, the scale of each, and `colours`.
+    def _drawing_in(self, colours: Colours) -> tuple[Painter, Colours]:
+        """Return a painter of the tensor and its levels, and `colours`.
 
         If no levels are stored, create levels in memory. The method depends on `colours`: the mean suits numbers, but
         not labels.
@@ -250,7 +248,7 @@ class _Content:
             # pyramid() requires dimension names of space, if there are names.
             with suppress(ValidationError):
                 levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
-        return *self._plane.pyramid(tensor, levels), colours
+        return Painter(tensor, levels), colours
 
     def _map_tile(self, found: re.Match[str], query: str, *, compute: bool) -> Response | None:
         zoom, column, row = map(int, found.groups())
@@ -269,28 +267,27 @@ class _Content:
 
     def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
         with self._lock:
-            levels, scales, colours = self._drawing
+            painter, colours = self._drawing
         box = tile.box(plane.extents)
-        if tile.level >= len(levels) or box is None:
+        if tile.level >= len(painter.levels) or box is None:
             return refused(404, "there are no pixels")
-        level, region = levels[tile.level], plane.region(box, scales[tile.level])
-        cost, missing = 0 if compute else _cost(level, region, self._settings.max_windows), None
+        level, region = painter.levels[tile.level], plane.region(box, painter.scales[tile.level])
+        cost = 0 if compute else _cost(level, region, self._settings.max_windows)
         if cost and cost <= self._settings.max_windows and level.f is not None:
             return None
         try:
-            values = None if cost else plane.image(shown(level[region]))
+            picture = painter.paint(plane, tile, compute=not cost)
         except TileAccessError:
             # An upstream tensor is neither stored nor computable.
-            values = None
-        if values is None:
-            values, missing = stored_image(levels, scales, plane, tile)
-        fitting = colours.fitting(values)
-        if fitting is not colours:
+            picture = painter.paint(plane, tile, compute=False)
+        if colours.kind == "labels" and not painter.labels:
             with self._lock:
                 if self._drawing[-1] is colours:
-                    vars(self)["_drawing"] = self._drawing_in(fitting)
+                    values = [*picture.values[np.isfinite(picture.values)], *colours.ends]
+                    parts = [np.array(values, shown_dtype(self.tensor.dtype))]
+                    vars(self)["_drawing"] = self._drawing_in(Colours.of(parts, None, None, rgb=False))
             return self._drawn_anew(plane, tile, compute=compute)
-        return answered(colours.png(values, missing), "image/png", passing=missing is not None)
+        return answered(colours.png(picture.values, picture.missing), "image/png", passing=picture.state == "partial")
 
 
 def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:

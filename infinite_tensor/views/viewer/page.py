@@ -29,10 +29,10 @@ from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.support.tables import shown_id
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.views.painter import stored_near
 from infinite_tensor.views.plane import Plane
 from infinite_tensor.views.server.serving import listening
 from infinite_tensor.views.viewer.panel import Panel
-from infinite_tensor.views.viewer.tiles import stored_near
 from infinite_tensor.views.viewer.viewport import Budget
 
 _LARGEST = 6

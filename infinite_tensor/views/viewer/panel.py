@@ -41,13 +41,14 @@ from bokeh.palettes import Category20_20, Viridis256
 from bokeh.plotting import figure
 
 from infinite_tensor.engine.chain import node_of
+from infinite_tensor.errors import TileAccessError
 from infinite_tensor.support.stopping import Stopped, stopping
 from infinite_tensor.support.tables import count_of, shown_id
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.colours import MOST_LABELS, full_range, range_of, rgba
 from infinite_tensor.views.frame import shown_dtype
+from infinite_tensor.views.painter import Painter, Picture
 from infinite_tensor.views.plane import Plane, Tile
-from infinite_tensor.views.viewer.tiles import Picture, Tiles
 from infinite_tensor.views.viewer.viewport import Budget, Viewport, coarsest
 
 _MOST_HELD = 512
@@ -219,8 +220,10 @@ class Panel:
         resized: Callable[[], None],
     ) -> None:
         self._document, self._tensor, self._budget, self._resized = document, tensor, budget, resized
-        self._tiles, self._plane = Tiles(tensor, computes=budget.windows > 0), Plane.of(tensor.shape, tensor.dims)
-        self.coarsest = coarsest(self._plane.extents, len(self._tiles.levels) - 1)
+        self._painter, self._plane = Painter(tensor), Plane.of(tensor.shape, tensor.dims)
+        self._computable = node_of(tensor).computation.copied or (budget.windows > 0 and tensor.f is not None)
+        self._failed: dict[tuple[Plane, Tile], Picture] = {}
+        self.coarsest = coarsest(self._plane.extents, len(self._painter.levels) - 1)
         self._ends = full_range(shown_dtype(tensor.dtype), rgb=True)
         self._looking, self._computing = Lane(self._is_over), Lane(self._is_over)
         self._came: deque[tuple[int, list[Picture]]] = deque()
@@ -315,27 +318,35 @@ class Panel:
         """Send stored tiles to the page. Have missing tiles computed if the budget allows. Runs on a thread."""
         try:
             lacking: dict[Tile, Picture] = {}
-            for found in self._tiles.stored(plane, asked):
+            for found in self._painter.stored(plane, asked):
                 if stored := [picture for picture in found if picture.state == "stored"]:
                     self._bring(number, stored)
                 lacking.update({picture.tile: picture for picture in found if picture.state == "partial"})
             tiles = [tile for tile in asked if tile in lacking]
-            cost = self._tiles.window(plane), self._tiles.scale(plane, tiles)
-            if self._tiles.computable and self._budget.allows(tiles, *cost):
+            cost = self._painter.window(plane), self._painter.scale(plane, tiles)
+            if self._computable and self._budget.allows(tiles, *cost):
                 self._computing.give(number, lambda: self._compute(number, plane, tiles))
                 return
             for tile in tiles:
-                self._bring(number, [self._tiles.filled(plane, lacking[tile])])
+                self._bring(number, [self._painter.filled(plane, lacking[tile])])
         except Stopped:
             raise
         except BaseException as error:  # noqa: BLE001  (errors of a store are shown on the page)
-            told = f"{type(error).__name__}: {error}"
-            shape = (1, 1, 3) if plane.colours is not None else (1, 1)
-            self._bring(number, [Picture(tile, np.full(shape, np.nan), "failed", told) for tile in asked])
+            self._bring(number, [Picture.failed(plane, tile, error) for tile in asked])
 
     def _compute(self, number: int, plane: Plane, tiles: Sequence[Tile]) -> None:
         for tile in tiles:
-            self._bring(number, [self._tiles.computed(plane, tile)])
+            self._bring(number, [self._failed.get((plane, tile)) or self._computed(plane, tile)])
+
+    def _computed(self, plane: Plane, tile: Tile) -> Picture:
+        try:
+            return self._painter.computed(plane, tile)
+        except Stopped:
+            raise
+        except TileAccessError as error:
+            return Picture.failed(plane, tile, error, "partial")
+        except BaseException as error:  # noqa: BLE001  (code of the user may raise anything)
+            return self._failed.setdefault((plane, tile), Picture.failed(plane, tile, error))
 
     def _bring(self, number: int, pictures: list[Picture]) -> None:
         """Queue tiles for drawing on the event loop of the page. Runs on a thread."""
@@ -388,9 +399,9 @@ class Panel:
 
     def _scale(self) -> None:
         """Fit the colours to the visible pixels: one colour per label, or a scale from minimum to maximum."""
-        if self._tiles.labels != self._labelled:
+        if self._painter.labels != self._labelled:
             # Only on a change, because each update of a model makes Bokeh check all models.
-            self._labelled = self._tiles.labels
+            self._labelled = self._painter.labels
             self._mapper.palette = Category20_20 if self._labelled else Viridis256
             self._bar.ticker = FixedTicker(ticks=list(range(MOST_LABELS))) if self._labelled else BasicTicker()
         if self._labelled:
@@ -434,7 +445,7 @@ class Panel:
         pictures = self._layer(self._level).pictures
         if lacking:
             told.append(f"{count_of(lacking)} tile{'s' * (lacking != 1)} to come")
-        elif self._tiles.computable and any(pictures[tile][0].state == "partial" for tile in self._wanted):
+        elif self._computable and any(pictures[tile][0].state == "partial" for tile in self._wanted):
             told.append("too much to compute: zoom in")
         self._status.text = ", ".join(told)
 

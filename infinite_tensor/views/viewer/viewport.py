@@ -5,7 +5,6 @@ No pixels are read.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,17 +106,3 @@ class Budget:
         """
         pixels = sum((SIDE * 2**tile.level) ** 2 for tile in tiles) // scale
         return pixels <= self.pixels and (window == 0 or pixels <= self.windows * window)
-
-
-def runs(tiles: Sequence[Tile]) -> list[list[Tile]]:
-    """Group tiles of one level into rectangles without gaps.
-
-    Each group can be read as one box.
-    """
-    rows = [
-        [tile for _, tile in row]
-        for _, row in itertools.groupby(enumerate(sorted(tiles)), lambda at: (at[1].row, at[1].column - at[0]))
-    ]
-    rows.sort(key=lambda row: (row[0].column, len(row), row[0].row))
-    blocks = itertools.groupby(enumerate(rows), lambda at: (at[1][0].column, len(at[1]), at[1][0].row - at[0]))
-    return [[tile for _, row in block for tile in row] for _, block in blocks]

@@ -15,11 +15,9 @@ import xarray
 import zarr
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, from_array, open_store, predict
-from infinite_tensor.pipelines.pyramid import stored_levels
 from infinite_tensor.views.face import store_of_levels
+from infinite_tensor.views.painter import Painter
 from infinite_tensor.views.plane import Plane, Tile
-from infinite_tensor.views.server.maptiles import stored_image
-from infinite_tensor.views.viewer.tiles import Tiles
 
 Pixels: TypeAlias = np.ndarray[Any, Any]
 
@@ -78,15 +76,14 @@ def by_view(t: InfiniteTensor, _folder: Path) -> Any:
     return zarr.open_array(store, path="s2/values", mode="r")[...]
 
 
-def by_viewer(t: InfiniteTensor, _folder: Path) -> Any:
-    return Tiles(t).computed(Plane.of(t.shape, t.dims), Tile(2, 0, 0)).values
+def by_painter(t: InfiniteTensor, _folder: Path) -> Any:
+    return Painter(t).paint(Plane.of(t.shape, t.dims), Tile(2, 0, 0), compute=True).values
 
 
-def by_map_tiles(t: InfiniteTensor, folder: Path) -> Any:
+def by_stored(t: InfiniteTensor, folder: Path) -> Any:
     by_fill(t, folder)
     stored = open_store(folder / "filled.zarr", mode="r").open("t")
-    plane = Plane.of(stored.shape, stored.dims)
-    return stored_image(*plane.pyramid(stored, stored_levels(stored)), plane, Tile(2, 0, 0))[0]
+    return Painter(stored).paint(Plane.of(stored.shape, stored.dims), Tile(2, 0, 0), compute=False).values
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
@@ -96,7 +93,8 @@ def by_map_tiles(t: InfiniteTensor, folder: Path) -> Any:
         # What is computed from an image does not have its nodata.
         (by_predict, np.nan),
         *itertools.product(
-            [by_pyramid, by_steps, by_fill, by_export, by_tiff, by_view, by_viewer, by_map_tiles], [np.nan, -9999.0]
+            [by_pyramid, by_steps, by_fill, by_export, by_tiff, by_view, by_painter, by_stored],
+            [np.nan, -9999.0],
         ),
     ],
 )

@@ -19,8 +19,8 @@ from rasterio.enums import ColorInterp
 from rasterio.rpc import RPC
 
 from infinite_tensor import InfiniteTensor, StoreError, from_array, from_raster, predict, sl
+from infinite_tensor.views.painter import Painter
 from infinite_tensor.views.plane import Plane, Tile
-from infinite_tensor.views.viewer.tiles import Tiles
 from tests.behaviour.views.exports.scenes import names_in
 from tests.support.dict_store import DictTileStore
 
@@ -144,7 +144,7 @@ def test_overviews_of_many_classes_have_no_other_ones(tmp_path: Path) -> None:
     with exported(t, tmp_path) as file:
         assert (file.read() == 40).any()
         assert (overview(file) == 1).all()
-    tiles = Tiles(t)
+    tiles = Painter(t)
     for picture in next(tiles.stored(Plane.of(t.shape, t.dims), [Tile(1, 0, 0)])):
         assert set(np.unique(picture.values)) == {1.0}
 

@@ -15,8 +15,8 @@ import zarr
 from zarr.storage import MemoryStore
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ZarrTileStore, from_array, from_raster, sl
+from infinite_tensor.views.painter import Painter, Picture, stored_near
 from infinite_tensor.views.plane import Plane, Tile
-from infinite_tensor.views.viewer.tiles import Picture, Tiles, stored_near
 from tests.support.counting import Counted
 from tests.support.reference import Index
 from tests.support.watched import Watched
@@ -37,7 +37,7 @@ def plane_of(tensor: InfiniteTensor) -> Plane:
 
 
 def stored(tensor: InfiniteTensor, tiles: Iterable[Tile], plane: Plane | None = None) -> dict[Tile, Picture]:
-    found = Tiles(tensor).stored(plane or plane_of(tensor), list(tiles))
+    found = Painter(tensor).stored(plane or plane_of(tensor), list(tiles))
     return {picture.tile: picture for group in found for picture in group}
 
 
@@ -109,7 +109,7 @@ def test_nodata_is_no_part_of_a_mean() -> None:
     for place, value in ((0, 100), (2, np.nan)):
         plane = plane_of(t).placed([place])
         assert np.array_equal(stored(t, [far], plane)[far].values, np.full((256, 256), value), equal_nan=True)
-        assert np.array_equal(Tiles(t).computed(plane, far).values, np.full((256, 256), value), equal_nan=True)
+        assert np.array_equal(Painter(t).computed(plane, far).values, np.full((256, 256), value), equal_nan=True)
 
 
 def test_a_tile_that_turns_out_not_to_be_labels_is_a_mean_everywhere() -> None:
@@ -127,7 +127,7 @@ def test_stored_levels_are_shown_and_their_gaps_filled_from_finer_ones(tmp_path:
     t.fill(sl[0:512, 0:1024], pyramid=True)
     with ZarrTileStore(tmp_path / "t.zarr", mode="r") as store:
         opened = store.open("t")
-        tiles, plane = Tiles(opened), plane_of(opened)
+        tiles, plane = Painter(opened), plane_of(opened)
         assert [level.tensor_id for level in tiles.levels] == ["t", one.tensor_id, two.tensor_id]
         (((picture,),)) = tiles.stored(plane, [Tile(2, 0, 0)])
         found = tiles.filled(plane, picture).values
@@ -138,7 +138,7 @@ def test_stored_levels_are_shown_and_their_gaps_filled_from_finer_ones(tmp_path:
 def test_levels_from_a_coarser_source_cost_its_pixels(tmp_path: Path) -> None:
     t = tensor_of(ramp, tmp_path)
     t.pyramid(4, sources={4: InfiniteTensor((None, None), ramp, TensorWindow((256, 256)))})
-    tiles = Tiles(t)
+    tiles = Painter(t)
     assert [tiles.scale(plane_of(t), [Tile(level, 0, 0)]) for level in range(7)] == [1, 1, 16, 16, 16, 16, 16]
 
 
@@ -165,7 +165,7 @@ def test_a_source_that_is_too_large_to_average_is_shown_by_every_nth_pixel(form:
         t: InfiniteTensor = from_raster(tmp_path / "in.tif")
     else:
         t = from_array(zarr.create_array(MemoryStore(), data=pixels, chunks=(1, 256, 256)), dims=("band", "y", "x"))
-    tiles, plane, far = Tiles(t, computes=False), plane_of(t), Tile(2, 0, 1)
+    tiles, plane, far = Painter(t), plane_of(t), Tile(2, 0, 1)
     ((picture,),) = tiles.stored(plane, [far])
     assert picture.state == "partial"
     found = tiles.filled(plane, picture)
@@ -182,26 +182,23 @@ def test_an_error_is_that_of_its_tile(tmp_path: Path) -> None:
 
     f = Counted(picky)
     t = tensor_of(f, tmp_path)
-    tiles = Tiles(t)
-    west, east = (tiles.computed(plane_of(t), Tile(0, 0, column)) for column in (0, 1))
+    painter = Painter(t)
+    west = painter.computed(plane_of(t), Tile(0, 0, 0))
     assert (west.state, west.range) == ("computed", (0.0, 255255.0))
-    assert (east.state, east.range) == ("failed", None)
-    assert "too far <east>" in east.error
-    # Somebody may look again before they have been told.
-    assert tiles.computed(plane_of(t), Tile(0, 0, 1)) is east
-    assert f.calls.count((0, 1)) == 1
+    with pytest.raises(RuntimeError, match="too far <east>"):
+        painter.computed(plane_of(t), Tile(0, 0, 1))
 
 
 def test_labels_keep_their_numbers_and_others_become_means() -> None:
     labels = np.zeros((512, 512), np.uint8)
     labels[::2, 1::2] = 5
     labels[1::2] = 7
-    found = Tiles(from_array(labels))
+    found = Painter(from_array(labels))
     plane = Plane.of((512, 512), ("y", "x"))
     (picture,) = next(found.stored(plane, [Tile(1, 0, 0)]))
     assert found.labels
     assert set(picture.values.ravel()) == {7.0}
-    found = Tiles(from_array(labels * 20))
+    found = Painter(from_array(labels * 20))
     (picture,) = next(found.stored(plane, [Tile(1, 0, 0)]))
     assert not found.labels
     assert set(picture.values.ravel()) == {95.0}
@@ -212,7 +209,7 @@ def test_labels_keep_their_numbers_and_others_become_means() -> None:
 )
 def test_values_are_those_of_the_tensor_whatever_its_dtype(dtype: torch.dtype) -> None:
     t = from_array(torch.arange(-6, 6).view(3, 4).to(dtype))
-    (picture,) = next(Tiles(t).stored(plane_of(t), [Tile(0, 0, 0)]))
+    (picture,) = next(Painter(t).stored(plane_of(t), [Tile(0, 0, 0)]))
     expected = t[...].abs() if dtype.is_complex else t[...]
     assert picture.values.tolist() == expected.tolist()
     assert picture.state == "stored"
@@ -221,10 +218,10 @@ def test_values_are_those_of_the_tensor_whatever_its_dtype(dtype: torch.dtype) -
 def test_colours_come_last_and_a_channel_alone_has_no_third_axis() -> None:
     t = from_array(torch.arange(3 * 4 * 5, dtype=torch.uint8).view(3, 4, 5), dims=("c", "y", "x"))
     plane = plane_of(t)
-    (picture,) = next(Tiles(t).stored(plane, [Tile(0, 0, 0)]))
+    (picture,) = next(Painter(t).stored(plane, [Tile(0, 0, 0)]))
     assert np.array_equal(picture.values, t[...].permute(1, 2, 0).numpy())
     alone = Plane(plane.shape, plane.rows, plane.columns, (2, None, None))
-    (picture,) = next(Tiles(t).stored(alone, [Tile(0, 0, 0)]))
+    (picture,) = next(Painter(t).stored(alone, [Tile(0, 0, 0)]))
     assert np.array_equal(picture.values, t[2].numpy())
 
 

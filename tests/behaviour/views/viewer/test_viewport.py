@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from infinite_tensor import ValidationError
+from infinite_tensor.views.painter import runs
 from infinite_tensor.views.plane import Plane, Tile
-from infinite_tensor.views.viewer.viewport import MOST_TILES, Budget, Viewport, coarsest, runs
+from infinite_tensor.views.viewer.viewport import MOST_TILES, Budget, Viewport, coarsest
 
 
 def test_tiles_are_those_that_are_seen_and_the_nearest_to_the_middle_come_first() -> None:

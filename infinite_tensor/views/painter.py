@@ -1,4 +1,4 @@
-"""Pixels for the tiles of the viewer.
+"""Pictures of the tiles of a tensor, for the viewer and for map tiles.
 
 The pixels are stored or computed, or made from finer pixels.
 """
@@ -9,13 +9,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
 
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.pipelines.pyramid import holds_labels, stored_levels
@@ -23,20 +24,21 @@ from infinite_tensor.pipelines.rasters import RasterReader
 from infinite_tensor.pipelines.sources import is_source
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
-from infinite_tensor.support.stopping import Stopped, end_if_unwanted
+from infinite_tensor.support.stopping import end_if_unwanted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import AxisBlocks, Coarsening, coarse
 from infinite_tensor.values.meaning import nodata_of
 from infinite_tensor.views.colours import Array, are_labels, range_of
-from infinite_tensor.views.frame import shown, shown_dtype, shown_if_stored
+from infinite_tensor.views.frame import shown, shown_dtype
 from infinite_tensor.views.plane import COLOURS, Box, Plane, Tile, finer
-from infinite_tensor.views.viewer.viewport import runs
 
 Pair: TypeAlias = tuple[Array, Array]
 Reading: TypeAlias = Callable[[int, Plane, Box], Pair]
 
 _MOST_READ = 1024
 """Maximum side of a block of finer pixels to read at once for a coarser tile."""
+_MOST_TILES = 1024
+"""Maximum number of stored tiles of a finer level to read for the gaps of a tile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,8 @@ class Picture:
     tile : Tile
     values : array of float, shape (rows, columns) or (rows, columns, 3)
         NaN where pixels are missing.
+    missing : array of bool, shape (rows, columns)
+        Which pixels are missing.
     state : str
         "stored", "computed", "partial" if pixels are missing and will not be computed, or "failed".
     error : str
@@ -56,8 +60,16 @@ class Picture:
 
     tile: Tile
     values: Array
+    missing: Array
     state: str
     error: str = ""
+
+    @classmethod
+    def failed(cls, plane: Plane, tile: Tile, error: BaseException, state: str = "failed") -> Self:
+        """Return a picture without pixels, with an error."""
+        shape = [part.stop - part.start for part in _box(plane, tile)]
+        values = np.full(shape + [COLOURS] * (plane.colours is not None), np.nan)
+        return cls(tile, values, np.ones(shape, bool), state, f"{type(error).__name__}: {error}")
 
     @cached_property
     def range(self) -> tuple[float, float] | None:
@@ -70,32 +82,31 @@ class Picture:
         return self.range if values.size == self.values.size else range_of([values])
 
 
-class Tiles:
-    """Reader for the tiles of a tensor.
+class Painter:
+    """Painter of the tiles of a tensor.
 
     Inside ``with stopping(stop)``, its methods raise Stopped once ``stop()`` is True.
 
     Parameters
     ----------
     tensor : InfiniteTensor
-    computes : bool
-        Whether the ``f`` of the tensor may be called.
+    levels : list of InfiniteTensor, optional
+        The levels of its pyramid. Default: those that are stored.
 
     Attributes
     ----------
     levels : list of InfiniteTensor
-        The tensor, and its stored levels.
+        The tensor, and its levels.
     labels : bool
         Whether all values so far are labels, as `InfiniteTensor.show` defines them.
     """
 
-    def __init__(self, tensor: InfiniteTensor, *, computes: bool = True) -> None:
-        self.levels, self._scales = Plane.of(tensor.shape, tensor.dims).pyramid(tensor, stored_levels(tensor))
+    def __init__(self, tensor: InfiniteTensor, levels: Sequence[InfiniteTensor] | None = None) -> None:
+        levels = stored_levels(tensor) if levels is None else levels
+        self.levels, self.scales = Plane.of(tensor.shape, tensor.dims).pyramid(tensor, levels)
         self._copied = node_of(tensor).computation.copied
         self._is_source = is_source(tensor)
-        self.computable = self._copied or (computes and tensor.f is not None)
         self._code = nodata_of(node_of(tensor).spec.definition)
-        self._failed: dict[tuple[Plane, Tile], Picture] = {}
         dtype = shown_dtype(tensor.dtype)
         # A dtype with NaN and exact values, except for large 64-bit integers.
         single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
@@ -143,8 +154,8 @@ class Tiles:
             for tile, own in zip(group, boxes, strict=True):
                 part = _inside(own, box)
                 # A copy, since a view would keep the whole box in memory.
-                state = "partial" if missing[part].any() else "stored"
-                found.append(Picture(tile, values[part].copy(), state))
+                lacks = _any_colour(missing[part])
+                found.append(Picture(tile, values[part].copy(), lacks, "partial" if lacks.any() else "stored"))
             yield found
 
     def filled(self, plane: Plane, picture: Picture) -> Picture:
@@ -154,37 +165,31 @@ class Tiles:
         """
         tile, values = picture.tile, picture.values
         if self._is_source:
-            return Picture(tile, self._thinned(plane, tile), "stored")
-        for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
+            values = self._thinned(plane, tile)
+            return Picture(tile, values, np.zeros(values.shape[:2], bool), "stored")
+        box, top = _box(plane, tile), min(tile.level, len(self.levels) - 1)
+        for level in range(top - 1, -1, -1):
             gaps = np.isnan(values)
-            if not gaps.any():
+            if not gaps.any() or self._tiles_in(plane, box, tile.level, level).shape[1] > _MOST_TILES:
                 break
-            values = np.where(gaps, self._made(plane, _box(plane, tile), tile.level, level)[0], values)
-        return Picture(tile, values, picture.state)
+            values = np.where(gaps, self._made(plane, box, tile.level, level)[0], values)
+        return Picture(tile, values, picture.missing & _any_colour(np.isnan(values)), picture.state)
 
     def computed(self, plane: Plane, tile: Tile) -> Picture:
         """Compute the missing pixels of a tile.
 
-        If this fails, as when ``f`` raises or a store fails, return a picture with the error. If pixels are neither
-        stored nor computable, return a picture with the state "partial".
+        Raise what ``f`` raises, and TileAccessError if pixels are neither stored nor computable.
         """
-        if (plane, tile) in self._failed:
-            return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)
-        try:
-            values, _ = self._made(plane, _box(plane, tile), tile.level, level, compute=True)
-        except Stopped:
-            raise
-        except BaseException as error:  # noqa: BLE001  (code of the user may raise anything)
-            rows, columns = _box(plane, tile)
-            shape = [part.stop - part.start for part in (rows, columns)] + [COLOURS] * (plane.colours is not None)
-            nothing = np.full(shape, np.nan, self._dtype)
-            if isinstance(error, TileAccessError):
-                return Picture(tile, nothing, "partial")
-            return self._failed.setdefault(
-                (plane, tile), Picture(tile, nothing, "failed", f"{type(error).__name__}: {error}")
-            )
-        return Picture(tile, values, "computed")
+        values, missing = self._made(plane, _box(plane, tile), tile.level, level, compute=True)
+        return Picture(tile, values, _any_colour(missing), "computed")
+
+    def paint(self, plane: Plane, tile: Tile, *, compute: bool) -> Picture:
+        """Compute a tile, or else paint what is stored of it in its level and in finer ones."""
+        if compute:
+            return self.computed(plane, tile)
+        ((picture,),) = self.stored(plane, [tile])
+        return self.filled(plane, picture) if picture.state == "partial" else picture
 
     def _made(self, plane: Plane, box: Box, level: int, base: int, *, compute: bool = False) -> Pair:
         """Make the pixels of a box of `level` by halving the finer level `base` repeatedly.
@@ -192,7 +197,7 @@ class Tiles:
         Return the pixels, and a mask of missing pixels. With `compute`, missing pixels of `base` are computed.
         """
         everywhere = compute or (self._copied and base == 0)
-        read = self._read if everywhere else self._stored
+        read = partial(self._read, compute=everywhere)
         tiles = None if everywhere or level == base else self._tiles_in(plane, box, level, base)
         while True:
             labels = self.labels
@@ -240,7 +245,7 @@ class Tiles:
         """
         tensor, node = self.levels[base], node_of(self.levels[base])
         fine = finer(box, 2 ** (level - base), plane.extents_in(tensor.shape))
-        region = parse(plane.region(fine, self._scales[base]), tensor.shape)
+        region = parse(plane.region(fine, self.scales[base]), tensor.shape)
         found = node.contents.inventory(node.spec, region.start, region.stop)
         indices = np.array([*found.complete, *found.partial], dtype=np.int64).reshape(-1, tensor.ndim)
         sides = node.contents.layout(node.spec).tile_shape
@@ -267,12 +272,12 @@ class Tiles:
         tensor, step = self.levels[0], 2**tile.level
         fine = finer(_box(plane, tile), step, plane.extents_in(tensor.shape))
         rows, columns = (slice(part.start, part.stop, step) for part in fine)
-        region = plane.region((rows, columns), self._scales[0])
+        region = plane.region((rows, columns), self.scales[0])
         end_if_unwanted()
         reader: Any = getattr(tensor.f, "reader", None)
         is_raster = isinstance(reader, RasterReader)
-        pixels = shown(reader.every(region[0], rows, columns) if is_raster else tensor[region])
-        return self._shown(plane, pixels, np.zeros(pixels.shape, bool))[0]
+        values = plane.image(shown(reader.every(region[0], rows, columns) if is_raster else tensor[region]))
+        return self._shown(values, np.zeros(values.shape, bool))[0]
 
     def _nodata(self, plane: Plane) -> Array:
         """Return the nodata value of a plane, or an array with a value per colour.
@@ -288,27 +293,23 @@ class Tiles:
         place = plane.at[code.along]
         return values[:COLOURS] if place is None else values[place]
 
-    def _read(self, level: int, plane: Plane, box: Box) -> Pair:
+    def _read(self, level: int, plane: Plane, box: Box, *, compute: bool) -> Pair:
         end_if_unwanted()
-        pixels = shown(self.levels[level][plane.region(box, self._scales[level])])
-        return self._shown(plane, pixels, np.zeros(pixels.shape, bool))
+        return self._shown(*plane.read(self.levels[level], plane.region(box, self.scales[level]), compute=compute))
 
-    def _stored(self, level: int, plane: Plane, box: Box) -> Pair:
-        end_if_unwanted()
-        return self._shown(plane, *shown_if_stored(self.levels[level], plane.region(box, self._scales[level])))
-
-    def _shown(self, plane: Plane, pixels: Array, missing: Array) -> Pair:
-        """Arrange pixels as a picture.
-
-        Return values with NaN for missing pixels, and a mask of missing pixels.
-        """
-        values, missing = plane.image(pixels), plane.image(missing)
+    def _shown(self, values: Array, missing: Array) -> Pair:
+        """Return values as floats with NaN for missing pixels, and a mask of missing pixels."""
         if missing.all():
             return np.full(values.shape, np.nan, self._dtype), missing
         self.labels = self.labels and are_labels(values[~missing] if missing.any() else values)
         found = values.astype(self._dtype)
         found[missing] = np.nan
         return found, missing
+
+
+def _any_colour(mask: Array) -> Array:
+    """Return a mask of the pixels that are True in any colour."""
+    return np.asarray(mask.any(-1)) if mask.ndim == 3 else mask
 
 
 def _halves(part: slice) -> list[slice]:
@@ -348,3 +349,17 @@ def stored_near(tensor: InfiniteTensor, plane: Plane) -> tuple[float, float]:
         for tile in (*found.complete, *found.partial)
     ]
     return min(middles, key=lambda at: (math.hypot(*at), at), default=(0.0, 0.0))
+
+
+def runs(tiles: Sequence[Tile]) -> list[list[Tile]]:
+    """Group tiles of one level into rectangles without gaps.
+
+    Each group can be read as one box.
+    """
+    rows = [
+        [tile for _, tile in row]
+        for _, row in itertools.groupby(enumerate(sorted(tiles)), lambda at: (at[1].row, at[1].column - at[0]))
+    ]
+    rows.sort(key=lambda row: (row[0].column, len(row), row[0].row))
+    blocks = itertools.groupby(enumerate(rows), lambda at: (at[1][0].column, len(at[1]), at[1][0].row - at[0]))
+    return [[tile for _, row in block for tile in row] for _, block in blocks]
