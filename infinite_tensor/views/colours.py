@@ -21,6 +21,11 @@ PALETTE = bytes.fromhex(
 """The red, green and blue of each label, from matplotlib's colour map tab20."""
 
 
+def magnitudes(values: Array) -> Array:
+    """Return complex numbers as absolute values, and others as they are."""
+    return np.abs(values) if np.iscomplexobj(values) else values
+
+
 def are_labels(values: Array) -> bool:
     """Whether pixels are labels: integers from 0 to 19."""
     return values.dtype.kind in "iu" and (not values.size or (values.min() >= 0 and values.max() < MOST_LABELS))

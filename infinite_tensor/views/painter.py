@@ -28,7 +28,7 @@ from infinite_tensor.support.stopping import end_if_unwanted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import AxisBlocks, Coarsening, coarse
 from infinite_tensor.values.meaning import nodata_of
-from infinite_tensor.views.colours import Array, are_labels, range_of
+from infinite_tensor.views.colours import Array, are_labels, magnitudes, range_of
 from infinite_tensor.views.frame import shown, shown_dtype
 from infinite_tensor.views.plane import COLOURS, Box, Plane, Tile, finer
 
@@ -276,7 +276,9 @@ class Painter:
         end_if_unwanted()
         reader: Any = getattr(tensor.f, "reader", None)
         is_raster = isinstance(reader, RasterReader)
-        values = plane.image(shown(reader.every(region[0], rows, columns) if is_raster else tensor[region]))
+        if not is_raster:
+            return self._shown(*plane.read(tensor, region, compute=True))[0]
+        values = magnitudes(plane.image(shown(reader.every(region[0], rows, columns))))
         return self._shown(values, np.zeros(values.shape, bool))[0]
 
     def _nodata(self, plane: Plane) -> Array:

@@ -14,6 +14,8 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening
+from infinite_tensor.values.definition import channels_of
+from infinite_tensor.views.colours import magnitudes
 from infinite_tensor.views.frame import shown, shown_if_stored
 
 SIDE = 256
@@ -23,14 +25,6 @@ _NO_COLOURS = frozenset({"z", "t", "time", "depth"})
 
 Box: TypeAlias = tuple[slice, slice]
 """Rows and columns."""
-
-
-def channels_of(shape: Shape) -> int | None:
-    """Return the dimension of channels, or None without channels.
-
-    Only a shape of three dimensions has channels. They are the first or the last dimension, with an extent of 1 or 3.
-    """
-    return next((d for d in (0, 2) if len(shape) == 3 and shape[d] in (1, 3)), None)
 
 
 @dataclass(frozen=True)
@@ -56,14 +50,17 @@ class Plane:
     def of(cls, shape: Shape, dims: Sequence[str]) -> Self:
         """Choose rows, columns and colours among the dimensions of a tensor.
 
-        Rows and columns are the dimensions called y and x, or else the last two dimensions besides channels. Another
-        dimension with 3 or 4 entries contains colours, unless it is called z, t, time or depth.
+        Rows and columns are the dimensions called y and x, or else the last two dimensions besides channels. Of three
+        dimensions, one with a name for channels contains them, or else the first or the last, with an extent of 1 or 3.
+        Another dimension with 3 or 4 entries contains colours, unless it is called z, t, time or depth.
         """
         if len(shape) < 2:
             raise ValidationError(
                 f"a picture needs two dimensions, but the tensor has shape {shape}; draw it with t.show()"
             )
-        channels = channels_of(shape)
+        channels = None
+        if len(shape) == 3:
+            channels = next(iter([*channels_of(dims), *(d for d in (0, 2) if shape[d] in (1, 3))]), None)
         rows, columns = [d for d in range(len(shape)) if d != channels][-2:]
         if "y" in dims and "x" in dims:
             rows, columns = dims.index("y"), dims.index("x")
@@ -147,20 +144,14 @@ class Plane:
 
         Without `compute`, pixels that are not stored are missing.
         """
-        if not compute:
-            values, missing = shown_if_stored(tensor, region)
-            return self.image(values), self.image(missing)
-        values = self.image(shown(tensor[region]))
-        return values, np.zeros(values.shape, bool)
+        values, missing = read(tensor, region, compute=compute)
+        return self.image(values), self.image(missing)
 
     def image(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Arrange the pixels of a region as rows, columns and colours.
-
-        Complex numbers become absolute values.
-        """
+        """Arrange the pixels of a region as rows, columns and colours."""
         kept = [d for d, place in enumerate(self.at) if place is None]
         axes = [kept.index(d) for d in (self.rows, self.columns, self.colours) if d is not None]
-        return (np.abs(pixels) if np.iscomplexobj(pixels) else pixels).transpose(axes)
+        return pixels.transpose(axes)
 
 
 class Tile(NamedTuple):
@@ -185,6 +176,20 @@ class Tile(NamedTuple):
             for i, extent in zip((self.row, self.column), extents, strict=True)
         )
         return (slice(*rows), slice(*columns)) if rows[0] < rows[1] and columns[0] < columns[1] else None
+
+
+def read(tensor: InfiniteTensor, region: object, *, compute: bool) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Return the pixels of a region to draw, and a mask of those that are missing.
+
+    Complex numbers become absolute values. Without `compute`, pixels that are not stored are missing.
+    """
+    values: npt.NDArray[Any]
+    if compute:
+        values = shown(tensor[region])
+        missing = np.zeros(values.shape, bool)
+    else:
+        values, missing = shown_if_stored(tensor, region)
+    return magnitudes(values), missing
 
 
 def finer(box: Box, factor: int, extents: Shape) -> Box:

@@ -26,8 +26,8 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import names_of
 from infinite_tensor.values.dtypes import dtype_name
 from infinite_tensor.views.colours import MOST_LABELS, are_labels
-from infinite_tensor.views.frame import shown, shown_if_stored, step_of
-from infinite_tensor.views.plane import channels_of
+from infinite_tensor.views.frame import step_of
+from infinite_tensor.views.plane import COLOURS, Plane, read
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -125,18 +125,16 @@ def draw(
         raise ImportError("t.show needs the package matplotlib: pip install matplotlib") from error
     computed = checked_flag("compute", compute)
     selection = _selection(tensor, region)
-    kept = [d for d in range(tensor.ndim) if d not in selection.squeezed]
-    channels = channels_of(tuple([selection.size[d] for d in kept]))
-    drawn = [d for number, d in enumerate(kept) if number != channels]
+    plane, drawn = _drawn(tensor, selection)
     default = _SCREEN if every is None and max_pixels is None else max_pixels
     step = step_of([selection.size[d] for d in drawn], every, default)
     steps = [n * step if d in drawn else n for d, n in enumerate(selection.steps)]
-    selection = selection._replace(steps=tuple(steps))
-    _check_drawable([selection.size[d] for d in drawn])
-    values = _pixels(tensor, selection, channels, computed=computed)
+    picked = selection._replace(steps=tuple(steps))
+    _check_count([picked.size[d] for d in drawn])
+    values = _pixels(tensor, picked, plane, computed=computed)
     if ax is None:
         _, ax = plt.subplots(layout="constrained")
-    names, places = [tensor.dims[d] for d in drawn], [selection.pixels[d] for d in drawn]
+    names, places = [tensor.dims[d] for d in drawn], [picked.pixels[d] for d in drawn]
     if len(drawn) == 1:
         ax.plot(np.array(places[0]), values, **options)
         ax.set_xlabel(names[0], parse_math=False)
@@ -162,34 +160,47 @@ def _selection(tensor: InfiniteTensor, region: object) -> Selection:
     return selection
 
 
-def _check_drawable(shape: Sequence[int]) -> None:
-    extents = " x ".join(map(count_of, shape))
-    if len(shape) not in (1, 2):
+def _drawn(tensor: InfiniteTensor, selection: Selection) -> tuple[Plane | None, list[int]]:
+    """Return the plane of a region, among its dimensions, and its rows and columns in the tensor.
+
+    A region of one dimension has no plane, and is drawn as a line.
+    """
+    kept = [d for d in range(tensor.ndim) if d not in selection.squeezed]
+    sizes = tuple([selection.size[d] for d in kept])
+    plane = Plane.of(sizes, [tensor.dims[d] for d in kept]) if len(kept) > 1 else None
+    if not kept or (plane is not None and any(sizes[d] > 1 for d in plane.others if d != plane.colours)):
         raise ValidationError(
-            f"a picture has one or two dimensions, and 1 or 3 channels, but the region has {extents or 'one pixel'}; "
-            "give slices for two dimensions and ints for the others, such as sl[0, 0:512, 0:512]"
+            "a picture has one or two dimensions, and perhaps 1, 3 or 4 colours, but the region has "
+            f"{_extents(sizes) or 'one pixel'}; give slices for two dimensions and ints for the others, such as "
+            "sl[0, 0:512, 0:512]"
         )
-    if math.prod(shape) > _MOST_PIXELS:
+    return plane, kept if plane is None else [kept[plane.rows], kept[plane.columns]]
+
+
+def _extents(sizes: Sequence[int]) -> str:
+    return " x ".join(map(count_of, sizes))
+
+
+def _check_count(sizes: Sequence[int]) -> None:
+    if math.prod(sizes) > _MOST_PIXELS:
         raise ValidationError(
-            f"the region has {extents} pixels to draw, but at most {count_of(_MOST_PIXELS)} can be drawn; give a "
-            "smaller region, a larger every, or a smaller max_pixels"
+            f"the region has {_extents(sizes)} pixels to draw, but at most {count_of(_MOST_PIXELS)} can be drawn; give "
+            "a smaller region, a larger every, or a smaller max_pixels"
         )
 
 
-def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, *, computed: bool) -> npt.NDArray[Any]:
-    """Return the pixels to draw, with channels last. Missing pixels are masked or transparent."""
-    values: npt.NDArray[Any]
-    if computed:
-        values = shown(tensor[selection])
-        missing = np.zeros(values.shape, bool)
-    else:
-        values, missing = shown_if_stored(tensor, selection)
-    if np.iscomplexobj(values):
-        values = np.abs(values)
-    if channels is not None:
-        values, missing = (np.moveaxis(each, channels, -1) for each in (values, missing))
-    if channels is None or values.shape[-1] == 1:
-        return np.ma.array(values, mask=missing).reshape(values.shape[:2])
+def _pixels(tensor: InfiniteTensor, selection: Selection, plane: Plane | None, *, computed: bool) -> npt.NDArray[Any]:
+    """Return the pixels to draw, with colours last. Missing pixels are masked or transparent."""
+    if plane is None:
+        values, missing = read(tensor, selection, compute=computed)
+        return np.ma.array(values, mask=missing)
+    kept = [d for d in range(tensor.ndim) if d not in selection.squeezed]
+    single = [kept[d] for d in plane.others if d != plane.colours]
+    region = selection._replace(squeezed=tuple(sorted([*selection.squeezed, *single])))
+    values, missing = plane.read(tensor, region, compute=computed)
+    if plane.colours is None:
+        return np.ma.array(values, mask=missing)
+    values, missing = values[..., :COLOURS], missing[..., :COLOURS]
     opaque = 255 if values.dtype.kind in "iu" else 1
     return values if computed else np.dstack([values, np.where(missing.any(-1), 0, opaque).astype(values.dtype)])
 

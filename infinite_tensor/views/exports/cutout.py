@@ -31,9 +31,10 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.definition import Number, channels_of
+from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import COLOURS, Coordinate, Meaning, nodata_in
 from infinite_tensor.views.frame import Frame, shown, shown_dtype, step_of
+from infinite_tensor.views.plane import Plane
 
 Pixels: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = tuple[slice, ...]
@@ -166,13 +167,9 @@ class Cutout:
     def channels(self) -> int | None:
         """The index of channels or bands among the written dimensions, or None.
 
-        It is None unless there are three dimensions. Channels are the first dimension with a name for channels,
-        otherwise dimension 0.
+        It is None unless there are three dimensions. Channels are what `Plane.of` leaves besides rows and columns.
         """
-        if len(self.kept) != 3:
-            return None
-        named = channels_of(self.dims)
-        return named[0] if named else 0
+        return Plane.of(self.of_kept(self.frame.shape), self.dims).others[0] if len(self.kept) == 3 else None
 
     @property
     def colours(self) -> tuple[str, ...]:

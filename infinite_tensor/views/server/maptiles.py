@@ -15,7 +15,17 @@ from PIL import Image
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.colours import MOST_LABELS, PALETTE, Array, are_labels, full_range, range_of, rgba, scaled
+from infinite_tensor.views.colours import (
+    MOST_LABELS,
+    PALETTE,
+    Array,
+    are_labels,
+    full_range,
+    magnitudes,
+    range_of,
+    rgba,
+    scaled,
+)
 from infinite_tensor.views.frame import shown_dtype, shown_if_stored
 from infinite_tensor.views.plane import SIDE, Plane, Tile
 
@@ -80,8 +90,7 @@ class Colours:
         """
         if not rgb and low is None and high is None and all(map(are_labels, parts)):
             return cls("labels", range_of(parts) or (0, 1))
-        sizes = [np.abs(each) if np.iscomplexobj(each) else each for each in parts]
-        found = full_range(parts[0].dtype, rgb=rgb) or range_of(sizes) or (0, 1)
+        found = full_range(parts[0].dtype, rgb=rgb) or range_of(map(magnitudes, parts)) or (0, 1)
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
     def png(self, values: Array, missing: Array) -> bytes:
