@@ -32,14 +32,13 @@ from zarr.buffer import default_buffer_prototype
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.exit import end_before_flush
-from infinite_tensor.support.forks import cached_property, renew_in_children
+from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import (
     Along,
-    Chunk,
     Shown,
     array_name_of,
     chunk_bytes,
@@ -197,6 +196,9 @@ class FaceStore(Store):
         super().__init__(read_only=True)
         self._faces = dict(faces)
         self._attributes = attributes
+        # Now, because zarr makes the documents, and on its event loop this would wait for itself.
+        shown = {path: face.shown for path, face in self._faces.items()}
+        self._contents = documents_of(shown, attributes or {}, is_plain_name, in_levels=attributes is not None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._faces, self._attributes)
@@ -215,15 +217,6 @@ class FaceStore(Store):
         return f"FaceStore({shown})"
 
     __str__ = __repr__
-
-    @cached_property
-    def _contents(self) -> tuple[dict[str, bytes], dict[str, Chunk]]:
-        """The metadata, and the chunks of the coordinates, by their keys."""
-        shown = {path: face.shown for path, face in self._faces.items()}
-        arrays = {path: each.document() for path, each in shown.items()}
-        return documents_of(
-            shown, arrays, self._attributes or {}, is_plain_name, in_levels=self._attributes is not None
-        )
 
     def document(self, key: str) -> bytes | None:
         """Return the metadata or coordinates under a key, or None for any other key. Computes no pixel."""

@@ -1,7 +1,7 @@
 """Metadata of pixels for other programs.
 
-Coordinates and attributes follow the conventions of xarray. The module also makes the ``zarr.json`` documents of a
-hierarchy of arrays, as specified by Zarr v3, and checks names for Zarr.
+Coordinates and attributes follow the conventions of xarray. zarr itself makes the documents of a hierarchy of
+arrays, in memory. The module also checks names for Zarr.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import zarr
+from zarr.storage import MemoryStore
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.definition import Number, json_number
+from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import (
     Attribute,
     Coordinate,
@@ -51,86 +52,9 @@ _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor",
 }
 """Two attributes for each `PixelCode`: for a single value, and for a value per band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
+Codec: TypeAlias = Literal["auto"] | None
 T = TypeVar("T", float, npt.NDArray[Any])
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-
-
-# Documents of Zarr.
-
-
-def array_document(
-    shape: Index,
-    chunks: Index,
-    dtype: np.dtype[Any],
-    dims: Sequence[str],
-    attributes: Mapping[str, Any],
-    fill_value: Number = 0,
-    compressors: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
-    """Return the metadata of an array with little-endian chunks."""
-    order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": json_number(np.asarray(fill_value, dtype).item()),
-        "codecs": [{"name": "bytes", **order}, *compressors],
-        "attributes": attributes,
-        "dimension_names": dims,
-    }
-
-
-def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a group."""
-    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-
-
-def _hierarchy(
-    arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any], *, in_levels: bool = False
-) -> dict[str, bytes]:
-    """Return the ``zarr.json`` documents of a group and its members, by key.
-
-    The document of the group is last.
-
-    Parameters
-    ----------
-    arrays : mapping of str to mapping
-        The documents of the arrays, by path.
-    attributes : mapping
-        The attributes of the group.
-    in_levels : bool
-        Whether each subgroup is a level. Programs may open a level alone, so each gets consolidated metadata.
-    """
-    nodes: dict[str, Any] = {}
-    for path, document in arrays.items():
-        nodes |= {above: group_document({}) for above in groups_above(path)} | {path: document}
-    # zarr finds the members of a group only if consolidated metadata lists them together.
-    nodes = dict(sorted(nodes.items(), key=lambda node: node[0].rpartition("/")[0]))
-    documents = {f"{path}/{DOCUMENT}": node for path, node in nodes.items()}
-    if in_levels:
-        for level in dict.fromkeys(path.partition("/")[0] for path in arrays):
-            inside = {path.partition("/")[2]: node for path, node in nodes.items() if path.startswith(f"{level}/")}
-            documents[f"{level}/{DOCUMENT}"] = _consolidated({}, inside)
-    documents[DOCUMENT] = _consolidated(attributes, nodes)
-    return {key: json.dumps(document).encode() for key, document in documents.items()}
-
-
-def _consolidated(attributes: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a group with all members, for xarray to read without a listing."""
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
-    return group_document(attributes) | {"consolidated_metadata": consolidated}
-
-
-def groups_above(path: str) -> Iterator[str]:
-    """Return the paths of the groups above an array, outermost first.
-
-    The root group is left out.
-    """
-    parts = path.split("/")
-    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def chunk_bytes(array: npt.NDArray[Any]) -> memoryview:
@@ -307,13 +231,10 @@ class Shown(NamedTuple):
         named = {d: label_of(name, frame.shape[d]) for d, name in dims.items()}
         return cls(frame, named, frame.meaning(named), along or (Along(),) * frame.ndim)
 
-    def document(
-        self,
-        fill_value: Number = 0,
-        compressors: Sequence[Mapping[str, Any]] = (),
-        attributes: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Return the metadata of the array.
+    def add_to(
+        self, group: zarr.Group, path: str, fill_value: Number, attributes: Mapping[str, Any], codec: Codec
+    ) -> None:
+        """Create the array in a Zarr group.
 
         The attribute ``origin`` gives the offset of the array: pixel ``p`` of the tensor is at index ``p + origin``.
         """
@@ -322,8 +243,17 @@ class Shown(NamedTuple):
             tuple([each[d] for d in self.dims]) for each in (frame.shape, frame.chunk_shape, frame.origin)
         )
         ours = {"infinite_tensor": {"tensor_id": frame.tensor.tensor_id, "origin": [-first for first in origin]}}
-        said = ours | {**(attributes or {})}
-        return array_document(shape, chunks, frame.dtype, [*self.dims.values()], said, fill_value, compressors)
+        group.create_array(
+            path,
+            shape=shape,
+            chunks=chunks,
+            dtype=frame.dtype,
+            fill_value=fill_value,
+            dimension_names=[*self.dims.values()],
+            attributes=ours | {**attributes},
+            compressors=codec,
+            filters=None,
+        )
 
     def coordinates(self) -> dict[str, Coordinate | Pixels]:
         """Return the coordinates of the array, by name.
@@ -363,6 +293,11 @@ class Pixels(NamedTuple):
         numbers: npt.NDArray[Any] = self.along.middle(np.arange(self.first + start, self.first + stop, dtype=np.int64))
         return numbers
 
+    def chunk(self, start: int, size: int) -> bytes:
+        """Return the bytes of the entries from `start` on, filled up to `size`."""
+        values = self.values(start, min(start + size, self.extent))
+        return bytes(chunk_bytes(np.pad(values, (0, size - len(values)))))
+
 
 def label_of(dim: str, extent: int) -> str:
     """Return the name of a dimension in an array.
@@ -379,115 +314,122 @@ Chunk: TypeAlias = Callable[[], bytes]
 
 def documents_of(
     shown: Mapping[str, Shown],
-    documents: Mapping[str, dict[str, Any]],
     attributes: Mapping[str, Any],
     may_be: Callable[[str], bool],
-    compressors: Sequence[Mapping[str, Any]] = (),
+    fill_values: Mapping[str, Number] | None = None,
+    nodata: Mapping[str, Any] | None = None,
+    codec: Codec = None,
     *,
     in_levels: bool = False,
 ) -> tuple[dict[str, bytes], dict[str, Chunk]]:
-    """Return the documents of a Zarr hierarchy, and the chunks of its coordinates, by their keys.
+    """Return the documents and coordinates of a Zarr hierarchy by their keys, the document of the group last.
+
+    The second mapping computes the chunks of coordinates without values of their own, not yet encoded. Do not call
+    this on zarr's event loop: zarr itself makes the documents there.
 
     Parameters
     ----------
     shown : mapping of str to Shown
         The arrays by their paths.
-    documents : mapping of str to dict
-        The metadata of the arrays. Existing attributes are kept.
     attributes : mapping
         The attributes of the group.
     may_be : callable
         ``may_be(name)`` tells whether a coordinate may have this name.
-    compressors : sequence of mapping
-        The compressors of coordinates.
+    fill_values, nodata : mapping, optional
+        The fill value and the nodata value of each array, by its path. Default: 0 and none.
+    codec : "auto" or None
+        The compressors of zarr, or none.
     in_levels : bool
-        Whether each array is a level, in a group of its own.
+        Whether each array is a level, in a group of its own. Programs may open a level alone, so each gets consolidated
+        metadata.
     """
-    arrays: dict[str, dict[str, Any]] = {}
-    coordinates: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {}
     chunks: dict[str, Chunk] = {}
-    for part in [{path: each} for path, each in shown.items()] if in_levels else [shown]:
-        found, parts, said = _beside(part, may_be, compressors)
-        coordinates |= found
-        chunks |= parts
-        for path in part:
-            own = documents[path]["attributes"]
-            arrays[path] = documents[path] | {"attributes": own | said[path] | own}
-    return _hierarchy(arrays | coordinates, attributes, in_levels=in_levels), chunks
-
-
-def _beside(
-    shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Chunk], dict[str, dict[str, Any]]]:
-    """Create Zarr arrays for the coordinates of the arrays `shown`.
-
-    Return three mappings: the metadata of each coordinate array by path, their chunks by key, and attributes to add to
-    the arrays `shown`, by path.
-    """
-    documents: dict[str, dict[str, Any]] = {}
-    chunks: dict[str, Chunk] = {}
-    said = {}
-    taken = set(shown).union(*map(groups_above, shown))
+    group = zarr.create_group(MemoryStore(found), attributes={**attributes})
     for path, each in shown.items():
-        above, _, key = path.rpartition("/")
-        dims, attributes = [*each.dims.values()], attributes_of(each.meaning, each.frame.tensor.dtype)
-        others = []
-        for called, coordinate in each.coordinates().items():
-            # All arrays share the coordinate of a dimension. Any other coordinate belongs to an array, and is named
-            # after the array.
-            name = called if called in dims or len(shown) == 1 else f"{key}_{called}"
-            while called not in dims and f"{above}/{name}".lstrip("/") in taken:
-                name += "_"
-            at = f"{above}/{name}".lstrip("/")
-            if at in taken or not may_be(name):
-                continue
-            along = [dims[d] for d in coordinate.dims]
-            if isinstance(coordinate, Pixels):
-                documents[at], parts = _array_of_pixels(coordinate, along, compressors)
-                chunks |= {f"{at}/c/{i}": chunk for i, chunk in enumerate(parts)}
-            else:
-                documents[at], only = _array_of(coordinate, along, compressors)
-                chunks["/".join([at, "c", *["0"] * len(along)])] = partial(bytes, only)
-            others += [] if called in dims else [name]
-            if called in (SPATIAL_REF, attributes.get("grid_mapping")):
-                attributes["grid_mapping"] = name
-        if others:
-            attributes["coordinates"] = " ".join(others)
-        said[path] = zarr_attributes(attributes)
-    return documents, chunks, said
+        said = {} if nodata is None or path not in nodata else zarr_attributes({"_FillValue": nodata[path]})
+        each.add_to(group, path, 0 if fill_values is None else fill_values[path], said, codec)
+    for path, each in shown.items():
+        said = _add_coordinates(each, group, path, may_be, codec, chunks, is_alone=in_levels or len(shown) == 1)
+        array = group[path]
+        array.update_attributes(said | array.attrs.asdict())
+    documents = {key: value.to_bytes() for key, value in found.items()}
+    for level in dict.fromkeys(path.partition("/")[0] for path in shown) if in_levels else ():
+        documents[f"{level}/{DOCUMENT}"] = _consolidated(documents, f"{level}/")
+    documents[DOCUMENT] = _consolidated({**documents, DOCUMENT: documents.pop(DOCUMENT)}, "")
+    return documents, chunks
 
 
-def _array_of_pixels(
-    pixels: Pixels, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], list[Chunk]]:
-    """Describe a coordinate as a Zarr array, and return its chunks."""
-    extent, size = pixels.extent, min(pixels.extent, _LABELS_AT_ONCE)
-
-    def chunk(start: int) -> bytes:
-        values = pixels.values(start, min(start + size, extent))
-        return bytes(chunk_bytes(np.pad(values, (0, size - len(values)))))
-
-    document = array_document((extent,), (size,), pixels.values(0, 0).dtype, dims, {}, 0, compressors)
-    return document, [partial(chunk, start) for start in range(0, extent, size)]
+def _consolidated(documents: Mapping[str, bytes], folder: str) -> bytes:
+    """Return the document of a group with those of all members, for xarray to read without a listing."""
+    paths = [key.removeprefix(folder).removesuffix(f"/{DOCUMENT}") for key in documents if key.endswith(f"/{DOCUMENT}")]
+    # zarr finds the members of a group only if consolidated metadata lists them together.
+    inside = sorted(
+        [path for path in paths if f"{folder}{path}/{DOCUMENT}" in documents], key=lambda path: path.rpartition("/")[0]
+    )
+    members = {path: json.loads(documents[f"{folder}{path}/{DOCUMENT}"]) for path in inside}
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
+    return json.dumps(json.loads(documents[f"{folder}{DOCUMENT}"]) | {"consolidated_metadata": consolidated}).encode()
 
 
-def _array_of(
-    coordinate: Coordinate, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], bytes]:
-    """Encode a coordinate as a Zarr array.
+def _add_coordinates(
+    shown: Shown,
+    group: zarr.Group,
+    path: str,
+    may_be: Callable[[str], bool],
+    codec: Codec,
+    chunks: dict[str, Chunk],
+    *,
+    is_alone: bool,
+) -> dict[str, Any]:
+    """Create the coordinates of an array in a group. Return the attributes to add to the array.
 
-    Return the metadata, and the bytes of the only chunk. Dates are encoded as by xarray.
+    All arrays share the coordinate of a dimension. Any other coordinate belongs to an array, and is named after the
+    array unless it `is_alone`. Chunks that take no memory are added to `chunks`.
     """
+    above, _, key = path.rpartition("/")
+    dims, attributes = [*shown.dims.values()], attributes_of(shown.meaning, shown.frame.tensor.dtype)
+    others = []
+    for called, coordinate in shown.coordinates().items():
+        name = called if called in dims or is_alone else f"{key}_{called}"
+        if not may_be(name):
+            continue
+        while called not in dims and f"{above}/{name}".lstrip("/") in group:
+            name += "_"
+        at = f"{above}/{name}".lstrip("/")
+        if at not in group:
+            _add_coordinate(coordinate, group, at, [dims[d] for d in coordinate.dims], codec, chunks)
+        others += [] if called in dims else [name]
+        if called in (SPATIAL_REF, attributes.get("grid_mapping")):
+            attributes["grid_mapping"] = name
+    if others:
+        attributes["coordinates"] = " ".join(others)
+    return zarr_attributes(attributes)
+
+
+def _add_coordinate(
+    coordinate: Coordinate | Pixels,
+    group: zarr.Group,
+    path: str,
+    dims: Sequence[str],
+    codec: Codec,
+    chunks: dict[str, Chunk],
+) -> None:
+    options: Any = {"dimension_names": dims, "compressors": codec, "filters": None}
+    if isinstance(coordinate, Pixels):
+        extent, size = coordinate.extent, min(coordinate.extent, _LABELS_AT_ONCE)
+        dtype = coordinate.values(0, 0).dtype
+        group.create_array(path, shape=(extent,), chunks=(size,), dtype=dtype, **options)
+        starts = range(0, extent, size)
+        chunks |= {f"{path}/c/{i}": partial(coordinate.chunk, start, size) for i, start in enumerate(starts)}
+        return
     values, attrs = coordinate.values, {**coordinate.attrs}
     if values.dtype.kind in "Mm":
+        # As xarray encodes dates.
         unit = _UNITS[np.datetime_data(values.dtype)[0]]
         since = {"units": f"{unit} since 1970-01-01", "calendar": "proleptic_gregorian"}
         attrs |= since if values.dtype.kind == "M" else {"units": unit, "dtype": str(values.dtype)}
         values = values.astype(np.int64)
+    dtype, values = (str, values.astype(object)) if values.dtype.kind == "U" else (values.dtype, values)
     shape = values.shape
-    if values.dtype.kind != "U":
-        return array_document(shape, shape, values.dtype, dims, attrs, 0, compressors), bytes(chunk_bytes(values))
-    document = array_document(shape, shape, np.dtype("uint8"), dims, attrs, 0, compressors)
-    texts = [each.encode() for each in values.reshape(-1).tolist()]
-    chunk = struct.pack("<I", len(texts)) + b"".join(struct.pack("<I", len(each)) + each for each in texts)
-    return document | {"data_type": "string", "fill_value": "", "codecs": [{"name": "vlen-utf8"}, *compressors]}, chunk
+    group.create_array(path, shape=shape, chunks=shape, dtype=dtype, attributes=attrs, **options)[...] = values

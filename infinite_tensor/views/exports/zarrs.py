@@ -39,7 +39,6 @@ from infinite_tensor.views.metadata import (
     chunk_bytes,
     documents_of,
     is_name,
-    zarr_attributes,
 )
 from infinite_tensor_stores.homes import Home
 from infinite_tensor_stores.many import threads_for
@@ -47,7 +46,6 @@ from infinite_tensor_stores.targets import home_of, is_local, local_path, shown
 
 _MARK = "infinite_tensor_export"
 _ZSTD = Zstd(0)
-_COMPRESSORS = [{"name": "zstd", "configuration": {"level": 0, "checksum": False}}]
 """The default compression of zarr."""
 
 _CHUNK = re.compile(r"c(/[0-9]+)*")
@@ -256,10 +254,11 @@ class _Group:
         content = self._content
         written, chunks_beside = documents_of(
             content.shown,
-            {path: self._document(path, cutout) for path, cutout in content.cutouts.items()},
             {_MARK: self._writer if self._folder else content.identity, **(content.attributes or {})},
             is_name,
-            _COMPRESSORS,
+            content.fill_values,
+            {path: cutout.nodata for path, cutout in content.cutouts.items() if cutout.nodata is not None},
+            "auto",
             in_levels=content.attributes is not None,
         )
         root = written.pop(DOCUMENT)
@@ -312,12 +311,6 @@ class _Group:
             self._arrays.append(array)
             sinks[path] = Sink(cutout.frame.chunk_shape, array.put, array.has)
         return sinks
-
-    def _document(self, path: str, cutout: Cutout) -> dict[str, Any]:
-        fill_values = self._content.fill_values
-        nodata = {} if cutout.nodata is None else {"_FillValue": cutout.nodata}
-        fill_value = 0 if fill_values is None else fill_values[path]
-        return self._content.shown[path].document(fill_value, _COMPRESSORS, zarr_attributes(nodata))
 
 
 class _Array:
