@@ -354,22 +354,20 @@ def documents_of(
         array = group[path]
         array.update_attributes(said | array.attrs.asdict())
     documents = {key: value.to_bytes() for key, value in found.items()}
-    for level in dict.fromkeys(path.partition("/")[0] for path in shown) if in_levels else ():
-        documents[f"{level}/{DOCUMENT}"] = _consolidated(documents, f"{level}/")
-    documents[DOCUMENT] = _consolidated({**documents, DOCUMENT: documents.pop(DOCUMENT)}, "")
-    return documents, chunks
+    folders = [*dict.fromkeys(path.partition("/")[0] + "/" for path in shown if in_levels), ""]
+    whole = {f"{folder}{DOCUMENT}": _consolidated(documents, folder) for folder in folders}
+    return {key: each for key, each in documents.items() if key not in whole} | whole, chunks
 
 
 def _consolidated(documents: Mapping[str, bytes], folder: str) -> bytes:
     """Return the document of a group with those of all members, for xarray to read without a listing."""
-    paths = [key.removeprefix(folder).removesuffix(f"/{DOCUMENT}") for key in documents if key.endswith(f"/{DOCUMENT}")]
+    inside = {key.removeprefix(folder): each for key, each in documents.items() if key.startswith(folder)}
+    paths = [key.removesuffix(f"/{DOCUMENT}") for key in inside if key.endswith(f"/{DOCUMENT}")]
     # zarr finds the members of a group only if consolidated metadata lists them together.
-    inside = sorted(
-        [path for path in paths if f"{folder}{path}/{DOCUMENT}" in documents], key=lambda path: path.rpartition("/")[0]
-    )
-    members = {path: json.loads(documents[f"{folder}{path}/{DOCUMENT}"]) for path in inside}
+    paths.sort(key=lambda path: path.rpartition("/")[0])
+    members = {path: json.loads(inside[f"{path}/{DOCUMENT}"]) for path in paths}
     consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
-    return json.dumps(json.loads(documents[f"{folder}{DOCUMENT}"]) | {"consolidated_metadata": consolidated}).encode()
+    return json.dumps(json.loads(inside[DOCUMENT]) | {"consolidated_metadata": consolidated}).encode()
 
 
 def _add_coordinates(
@@ -430,6 +428,7 @@ def _add_coordinate(
         since = {"units": f"{unit} since 1970-01-01", "calendar": "proleptic_gregorian"}
         attrs |= since if values.dtype.kind == "M" else {"units": unit, "dtype": str(values.dtype)}
         values = values.astype(np.int64)
-    dtype, values = (str, values.astype(object)) if values.dtype.kind == "U" else (values.dtype, values)
-    shape = values.shape
-    group.create_array(path, shape=shape, chunks=shape, dtype=dtype, attributes=attrs, **options)[...] = values
+    options |= {"shape": values.shape, "chunks": values.shape, "attributes": attrs}
+    is_text = values.dtype.kind == "U"
+    array = group.create_array(path, dtype=str if is_text else values.dtype, **options)
+    array[...] = values.astype(object) if is_text else values
