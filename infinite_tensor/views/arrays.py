@@ -41,7 +41,7 @@ def xarray_of(
     tensor = frame.tensor
     data = lazily(frame) if checked_flag("lazy", lazy) else frame[(slice(None),) * frame.ndim]
     nodata = nodata_in(source.nodata, source.dtype) if isinstance(source, StoredOnly) else None
-    meaning = frame.meaning(dict(enumerate(tensor.dims)))
+    meaning = frame.meaning
     warn_of_lost("what to_xarray returns", meaning.lost)
     attrs = attributes_of(meaning, tensor.dtype) | ({} if nodata is None else {"_FillValue": nodata})
     if "_FillValue" in attrs:

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import numpy as np
 import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
@@ -38,10 +35,7 @@ from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import (
-    Along,
-    Shown,
     array_name_of,
-    chunk_bytes,
     coordinates_of,
     documents_of,
     is_plain_name,
@@ -63,7 +57,7 @@ T = TypeVar("T")
 def zarr_of(tensor: InfiniteTensor, region: object) -> zarr.Array[Any]:
     """Return a tensor as a Zarr array; see `InfiniteTensor.as_zarr`."""
     name = array_name_of(tensor)
-    return zarr.open_array(FaceStore({name: Face(Frame.of(tensor, region), tensor.dims)}), path=name, mode="r")
+    return zarr.open_array(FaceStore({name: Frame.of(tensor, region).named()}), path=name, mode="r")
 
 
 def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]]) -> zarr.Group:
@@ -71,11 +65,11 @@ def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence
 
     `members` maps each key to a tensor, a region, and a scale per dimension.
     """
-    faces, scales = {}, {}
+    frames, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
         path = path_of(key)
-        faces[path], scales[path] = Face(Frame.of(tensor, region), tensor.dims), scale
-    return zarr.open_group(FaceStore(with_distinct_dims(faces, scales)), mode="r")
+        frames[path], scales[path] = Frame.of(tensor, region), scale
+    return zarr.open_group(FaceStore(with_distinct_dims(frames, scales)), mode="r")
 
 
 def store_of_levels(tensor: InfiniteTensor | StoredOnly, region: object, levels: Sequence[InfiniteTensor]) -> FaceStore:
@@ -98,61 +92,10 @@ def store_of_levels(tensor: InfiniteTensor | StoredOnly, region: object, levels:
         As for `InfiniteTensor.as_zarr`, or if the dimensions cannot be axes of OME-Zarr.
     """
     frame = Frame.of(tensor, region)
-    image = image_of(array_name_of(frame.tensor), frame, range(frame.ndim), levels)
-    faces = {path: Face(each.frame, frame.tensor.dims, each.along) for path, each in image.arrays.items()}
-    return FaceStore(faces, image.attributes)
+    return FaceStore(*image_of(array_name_of(frame.tensor), frame, levels))
 
 
-@dataclass(frozen=True)
-class Face:
-    """A tensor as one Zarr array.
-
-    Attributes
-    ----------
-    frame : Frame
-        The tensor, and the box of pixels in the array.
-    dims : tuple of str
-        Names of the dimensions of the array.
-    along : tuple of Along
-        For a level: the positions of its pixels in the tensor, per dimension.
-    """
-
-    frame: Frame
-    dims: tuple[str, ...]
-    along: tuple[Along, ...] = ()
-
-    @property
-    def shown(self) -> Shown:
-        """The array with its metadata."""
-        return Shown.of(self.frame, dict(enumerate(self.dims)), self.along)
-
-    @property
-    def chunk_bytes(self) -> int:
-        """The size of a chunk in bytes."""
-        return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
-
-    def chunk_in_memory(self, index: Index) -> memoryview | None:
-        """Return the bytes of a chunk in memory, without waiting.
-
-        Return None unless the chunk is a whole tile in memory. Must not be called on the main thread.
-        """
-        pixels = self.frame.tile_in_memory(self.frame.box_of(index))
-        return None if pixels is None or pixels.shape != self.frame.chunk_shape else chunk_bytes(pixels)
-
-    def chunk(self, index: Index) -> memoryview:
-        """Return the bytes of a chunk. Pixels outside of the frame are 0. The caller must not change the bytes."""
-        found = self.chunk_in_memory(index)
-        if found is not None:
-            return found
-        pixels = self.frame.read(self.frame.box_of(index))
-        if pixels.shape != self.frame.chunk_shape:
-            whole = np.zeros(self.frame.chunk_shape, pixels.dtype)
-            whole[tuple(map(slice, pixels.shape))] = pixels
-            pixels = whole
-        return chunk_bytes(pixels)
-
-
-def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
+def with_distinct_dims(frames: Mapping[str, Frame], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Frame]:
     """Rename dimensions with conflicting names in a group.
 
     xarray refuses a group if two dimensions of the same name cover different pixels, or if a dimension has the name of
@@ -160,16 +103,17 @@ def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[
     """
     meanings: dict[str, tuple[object, ...]] = {}
     renamed = {}
-    for path, face in faces.items():
+    for path, frame in frames.items():
         above, _, key = path.rpartition("/")
-        dims = []
-        known = coordinates_of(face.shown.meaning, face.dims, face.frame.shape)
-        for name, *pixels in zip(face.dims, face.frame.origin, face.frame.shape, scales[path], strict=True):
-            meaning = (*pixels, known[name].values.tobytes() if name in known else b"")
-            while "/".join(filter(None, (above, name))) in faces or meanings.setdefault(name, meaning) != meaning:
+        dims = {}
+        known = coordinates_of(frame.meaning, [*frame.dims.values()], [frame.shape[d] for d in frame.dims])
+        for d, name in frame.dims.items():
+            values = known[name].values.tobytes() if name in known else b""
+            meaning = frame.origin[d], frame.shape[d], scales[path][d], values
+            while "/".join(filter(None, (above, name))) in frames or meanings.setdefault(name, meaning) != meaning:
                 name = f"{key}_{name}"  # noqa: PLW2901  (until nothing else is called so)
-            dims.append(name)
-        renamed[path] = Face(face.frame, tuple(dims))
+            dims[d] = name
+        renamed[path] = frame.named(dims)
     return renamed
 
 
@@ -178,7 +122,7 @@ class FaceStore(Store):
 
     Parameters
     ----------
-    faces : mapping of str to Face
+    frames : mapping of str to Frame
         The arrays by their paths.
     attributes : mapping, optional
         For an image with levels: the attributes of the group.
@@ -189,19 +133,18 @@ class FaceStore(Store):
     supports_listing = True
 
     def __init__(
-        self, faces: Mapping[str, Face], attributes: Mapping[str, Any] | None = None, *, read_only: bool = True
+        self, frames: Mapping[str, Frame], attributes: Mapping[str, Any] | None = None, *, read_only: bool = True
     ) -> None:
         if not read_only:
             raise ValueError("a view of a tensor cannot be written to; open it with read_only=True, or mode='r'")
         super().__init__(read_only=True)
-        self._faces = dict(faces)
+        self._frames = dict(frames)
         self._attributes = attributes
         # Now, because zarr makes the documents, and on its event loop this would wait for itself.
-        shown = {path: face.shown for path, face in self._faces.items()}
-        self._contents = documents_of(shown, attributes or {}, is_plain_name, in_levels=attributes is not None)
+        self._contents = documents_of(frames, attributes or {}, is_plain_name, in_levels=attributes is not None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._faces, self._attributes)
+        return type(self), (self._frames, self._attributes)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FaceStore) and (self._tokens, self._attributes) == (other._tokens, other._attributes)
@@ -210,10 +153,10 @@ class FaceStore(Store):
 
     @property
     def _tokens(self) -> dict[str, tuple[object, ...]]:
-        return {path: (face.frame.token, face.dims) for path, face in self._faces.items()}
+        return {path: (frame.token, frame.dims) for path, frame in self._frames.items()}
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{path}: {face.frame.tensor.tensor_id!r}" for path, face in self._faces.items())
+        shown = ", ".join(f"{path}: {frame.tensor.tensor_id!r}" for path, frame in self._frames.items())
         return f"FaceStore({shown})"
 
     __str__ = __repr__
@@ -228,14 +171,14 @@ class FaceStore(Store):
         """The keys of all documents, and of the chunks of all coordinates."""
         return itertools.chain(*self._contents)
 
-    def chunk_of(self, key: str) -> tuple[Face, Index] | None:
-        """Return the face and the index of the chunk under a key, or None for any other key."""
+    def chunk_of(self, key: str) -> tuple[Frame, Index] | None:
+        """Return the frame and the index of the chunk under a key, or None for any other key."""
         path, _, chunk = key.rpartition("/c/")
-        face, numbers = self._faces.get(path), chunk.split("/")
-        if face is None or not all(map(_NUMBER.fullmatch, numbers)):
+        frame, numbers = self._frames.get(path), chunk.split("/")
+        if frame is None or not all(map(_NUMBER.fullmatch, numbers)):
             return None
         index = tuple(map(int, numbers))
-        return (face, index) if face.frame.has_chunk(index) else None
+        return (frame, index) if frame.has_chunk(index) else None
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -272,7 +215,7 @@ class FaceStore(Store):
         """Return the size of a value in bytes. Computes nothing."""
         chunk = self.chunk_of(key)
         if chunk is not None:
-            return chunk[0].chunk_bytes
+            return chunk[0].chunk_size
         document = self.document(key)
         if document is None:
             raise FileNotFoundError(key)
@@ -295,11 +238,11 @@ class FaceStore(Store):
         for key in self._keys:
             if key.startswith(prefix):
                 yield key
-        for path, face in self._faces.items():
+        for path, frame in self._frames.items():
             folder = f"{path}/c/"
             if not (folder.startswith(prefix) or prefix.startswith(folder)):
                 continue
-            for count, chunk in enumerate(_chunks(face.frame.chunk_counts, prefix[len(folder) :])):
+            for count, chunk in enumerate(_chunks(frame.chunk_counts, prefix[len(folder) :])):
                 if count % _KEYS_AT_ONCE == 0:
                     # Let other tasks of the event loop run.
                     await asyncio.sleep(0)
@@ -310,10 +253,10 @@ class FaceStore(Store):
         path = prefix.rstrip("/")
         folder = f"{path}/" if path else ""
         names = [key.removeprefix(folder).partition("/")[0] for key in self._keys if key.startswith(folder)]
-        for name in dict.fromkeys([*names, "c"] if path in self._faces else names):
+        for name in dict.fromkeys([*names, "c"] if path in self._frames else names):
             yield name
         array, _, above = folder.rpartition("/c/")
-        counts = self._faces[array].frame.chunk_counts if array in self._faces else ()
+        counts = self._frames[array].chunk_counts if array in self._frames else ()
         numbers = above.split("/")[:-1]
         there = all(_NUMBER.fullmatch(number) and int(number) < n for number, n in zip(numbers, counts, strict=False))
         for i in range(counts[len(numbers)]) if there and len(numbers) < len(counts) else ():

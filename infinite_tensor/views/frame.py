@@ -9,9 +9,9 @@ import math
 import secrets
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,29 @@ from infinite_tensor.values.meaning import Lens, Meaning
 _HALF = 2**30
 """Pixels of an unbounded dimension on each side of 0. Viewers count in 32 bits."""
 
+MOST_LABELS = 2**27
+"""Maximum length of a dimension with coordinates. xarray loads all of them, here 1 GiB, when it opens a group."""
+T = TypeVar("T", float, npt.NDArray[Any])
+
+
+class Along(NamedTuple):
+    """Positions of the pixels of a level along one dimension.
+
+    Attributes
+    ----------
+    pixels : int
+        The number of pixels of the tensor in one pixel of the level.
+    shift : float
+        The position of the middle of pixel 0, in pixels of the tensor.
+    """
+
+    pixels: int = 1
+    shift: float = 0
+
+    def middle(self, pixel: T) -> T:
+        """Return the position of the middle of `pixel`, in pixels of the tensor. `pixel` may be an array."""
+        return pixel * self.pixels + self.shift
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:
@@ -52,8 +75,13 @@ class Frame:
         The shape of the tiles of the tensor.
     dtype : numpy.dtype
         The dtype in which pixels are shown.
+    dims : mapping of int to str
+        The name of each dimension of the array of pixels, by the number of the dimension in the tensor. The box has one
+        pixel along the others.
     fill_value : number or None
         The value where a tile is not stored; None if missing tiles are computed.
+    along : tuple of Along
+        The positions of its pixels along each dimension of the tensor.
     """
 
     tensor: InfiniteTensor
@@ -61,7 +89,9 @@ class Frame:
     shape: Index
     tile: Index
     dtype: np.dtype[np.generic]
+    dims: Mapping[int, str]
     fill_value: Number | None = None
+    along: tuple[Along, ...] = ()
 
     @classmethod
     def of(cls, source: InfiniteTensor | StoredOnly, region: object = None) -> Frame:
@@ -80,6 +110,7 @@ class Frame:
         tensor, fill_value = (source.tensor, source.fill_value) if isinstance(source, StoredOnly) else (source, None)
         node = node_of(tensor)
         tile, dtype = node.contents.layout(node.spec).tile_shape, shown_dtype(tensor.dtype)
+        dims, along = dict(enumerate(tensor.dims)), (Along(),) * tensor.ndim
         if region is None:
             halves = [-(-_HALF // n) * n for n in tile]
             spans = [
@@ -87,13 +118,13 @@ class Frame:
                 for extent, half in zip(tensor.shape, halves, strict=True)
             ]
             origin, shape = zip(*spans, strict=True)
-            return cls(tensor, origin, shape, tile, dtype, fill_value)
+            return cls(tensor, origin, shape, tile, dtype, dims, fill_value, along)
         selection = parse(region, tensor.shape, node.spec.labels)
         if selection.squeezed or set(selection.steps) - {1} or 0 in selection.shape:
             raise ValidationError(
                 f"the region must be a box of pixels, given by a slice a:b for each dimension, got {quoted(region)}"
             )
-        return cls(tensor, selection.start, selection.shape, tile, dtype, fill_value)
+        return cls(tensor, selection.start, selection.shape, tile, dtype, dims, fill_value, along)
 
     @property
     def token(self) -> tuple[object, ...]:
@@ -114,7 +145,8 @@ class Frame:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields and the token, because Dask identifies some objects by their pickle."""
-        return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.fill_value, self.token)
+        own = (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.dims, self.fill_value, self.along)
+        return _unpickled, (*own, self.token)
 
     @cached_property
     def chunk_shape(self) -> Index:
@@ -154,14 +186,20 @@ class Frame:
             cuts.append(tuple(int(size) for size in np.diff(borders)))
         return tuple(cuts)
 
-    def meaning(self, dims: Mapping[int, str]) -> Meaning:
-        """Return the metadata of the pixels.
+    def named(self, dims: Mapping[int, str] | None = None, along: tuple[Along, ...] | None = None) -> Frame:
+        """Return a copy for an array with coordinates.
 
-        `dims` contains the dimensions to keep: the number and the name of each.
+        `dims` are by default those of the frame. A dimension too long for coordinates is renamed, see `label_of`.
         """
+        names = {d: label_of(name, self.shape[d]) for d, name in (self.dims if dims is None else dims).items()}
+        return replace(self, dims=names, along=self.along if along is None else along)
+
+    @cached_property
+    def meaning(self) -> Meaning:
+        """The metadata of the pixels, such as coordinates and units."""
         known = node_of(self.tensor).spec.definition.meaning or Meaning()
-        shown = {d: (name, self.shape[d]) for d, name in dims.items()}
-        return known.through(Lens.of_region(self.tensor.dims, self.origin, shown))
+        array = {d: (name, self.shape[d]) for d, name in self.dims.items()}
+        return known.through(Lens.of_region(self.tensor.dims, self.origin, array))
 
     def read(self, region: Selection | tuple[slice, ...]) -> npt.NDArray[np.generic]:
         """Return the pixels of a region, in a new array.
@@ -209,6 +247,31 @@ class Frame:
         tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
         return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
 
+    @property
+    def chunk_size(self) -> int:
+        """The size of a chunk in bytes."""
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    def chunk_in_memory(self, index: Index) -> memoryview | None:
+        """Return the bytes of a chunk in memory, without waiting.
+
+        Return None unless the chunk is a whole tile in memory. Must not be called on the main thread.
+        """
+        pixels = self.tile_in_memory(self.box_of(index))
+        return None if pixels is None or pixels.shape != self.chunk_shape else chunk_bytes(pixels)
+
+    def chunk(self, index: Index) -> memoryview:
+        """Return the bytes of a chunk. Pixels outside of the frame are 0. The caller must not change the bytes."""
+        found = self.chunk_in_memory(index)
+        if found is not None:
+            return found
+        pixels = self.read(self.box_of(index))
+        if pixels.shape != self.chunk_shape:
+            whole = np.zeros(self.chunk_shape, pixels.dtype)
+            whole[tuple(map(slice, pixels.shape))] = pixels
+            pixels = whole
+        return chunk_bytes(pixels)
+
 
 def _unpickled(*fields: Any) -> Frame:
     return Frame(*fields[:-1])
@@ -225,6 +288,15 @@ def state_of(node: Node) -> tuple[object, ...] | None:
         return None
     functions = definition.functions.identity.to_json()
     return node.store.address, node.spec.tensor_id, definition.digest, functions, *generation
+
+
+def label_of(dim: str, extent: int) -> str:
+    """Return the name of a dimension in an array.
+
+    It ends in ``_index`` if the dimension is too long for coordinates: programs then count from the first pixel of the
+    array, and must not find ``y=1000`` anywhere else than at pixel 1000.
+    """
+    return dim if extent <= MOST_LABELS else f"{dim}_index"
 
 
 def step_of(extents: Sequence[int], every: object, max_pixels: object) -> int:
@@ -254,6 +326,12 @@ def step_of(extents: Sequence[int], every: object, max_pixels: object) -> int:
 
 def _fits(extents: Sequence[int], most: int, step: int) -> bool:
     return math.prod(-(-extent // step) for extent in extents) <= most
+
+
+def chunk_bytes(array: npt.NDArray[Any]) -> memoryview:
+    """Return the bytes of the pixels of a chunk, little-endian."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data.toreadonly()
 
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:

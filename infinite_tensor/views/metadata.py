@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from infinite_tensor.values.meaning import (
     PixelCode,
     nodata_in,
 )
-from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.frame import MOST_LABELS, Along, Frame, chunk_bytes
 
 DOCUMENT = "zarr.json"
 UNFINISHED = "export.json"
@@ -44,8 +44,6 @@ _PLAIN_NAME = re.compile(r"[^\W_][\w.-]*")
 SPATIAL_REF = "spatial_ref"
 """Coordinate without dimensions for the CRS, as in rioxarray and GDAL."""
 
-_MOST_LABELS = 2**27
-"""Maximum length of a dimension with coordinates. xarray loads all of them, here 1 GiB, when it opens a group."""
 _LABELS_AT_ONCE = 2**20
 _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor", "scales")} | {
     "offset": ("add_offset", "offsets")
@@ -53,14 +51,7 @@ _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor",
 """Two attributes for each `PixelCode`: for a single value, and for a value per band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
 Codec: TypeAlias = Literal["auto"] | None
-T = TypeVar("T", float, npt.NDArray[Any])
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-
-
-def chunk_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """Return the bytes of the pixels of a chunk, little-endian."""
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data.toreadonly()
 
 
 # Names.
@@ -166,7 +157,7 @@ def _of_place(place: Georeference, dims: Sequence[str], shape: Sequence[int]) ->
         a, b, c, d, e, f = place.transform
         attrs["GeoTransform"] = " ".join(map(repr, (c, a, b, f, d, e)))
         for along, first, step in ((place.columns, c, a), (place.rows, f, e)):
-            if b == d == 0 and shape[along] <= _MOST_LABELS:
+            if b == d == 0 and shape[along] <= MOST_LABELS:
                 yield Coordinate(dims[along], [along], first + step * (np.arange(shape[along]) + 0.5), {})
     if attrs:
         yield Coordinate(SPATIAL_REF, [], np.array(0), attrs)
@@ -180,94 +171,6 @@ def zarr_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     fill = attributes.get("_FillValue")
     encoded = base64.standard_b64encode(struct.pack("<d", fill)).decode() if isinstance(fill, float) else fill
     return {**attributes} if fill is None else {**attributes, "_FillValue": encoded}
-
-
-class Along(NamedTuple):
-    """Positions of the pixels of a level along one dimension.
-
-    Attributes
-    ----------
-    pixels : int
-        The number of pixels of the tensor in one pixel of the level.
-    shift : float
-        The position of the middle of pixel 0, in pixels of the tensor.
-    """
-
-    pixels: int = 1
-    shift: float = 0
-
-    def middle(self, pixel: T) -> T:
-        """Return the position of the middle of `pixel`, in pixels of the tensor. `pixel` may be an array."""
-        return pixel * self.pixels + self.shift
-
-
-class Shown(NamedTuple):
-    """An array of a Zarr hierarchy.
-
-    Attributes
-    ----------
-    frame : Frame
-        The pixels of the array.
-    dims : mapping of int to str
-        The name of each dimension of the array, by the number of the dimension in the tensor.
-    meaning : Meaning
-        The metadata of its pixels.
-    along : tuple of Along
-        The positions of its pixels along each dimension of the tensor.
-    """
-
-    frame: Frame
-    dims: Mapping[int, str]
-    meaning: Meaning
-    along: tuple[Along, ...]
-
-    @classmethod
-    def of(cls, frame: Frame, dims: Mapping[int, str], along: tuple[Along, ...] = ()) -> Shown:
-        """Return the array of a frame.
-
-        `dims` contains the dimensions to keep: the number and the name of each. A dimension too long for coordinates
-        is renamed, see `label_of`.
-        """
-        named = {d: label_of(name, frame.shape[d]) for d, name in dims.items()}
-        return cls(frame, named, frame.meaning(named), along or (Along(),) * frame.ndim)
-
-    def add_to(
-        self, group: zarr.Group, path: str, fill_value: Number, attributes: Mapping[str, Any], codec: Codec
-    ) -> None:
-        """Create the array in a Zarr group.
-
-        The attribute ``origin`` gives the offset of the array: pixel ``p`` of the tensor is at index ``p + origin``.
-        """
-        frame = self.frame
-        shape, chunks, origin = (
-            tuple([each[d] for d in self.dims]) for each in (frame.shape, frame.chunk_shape, frame.origin)
-        )
-        ours = {"infinite_tensor": {"tensor_id": frame.tensor.tensor_id, "origin": [-first for first in origin]}}
-        group.create_array(
-            path,
-            shape=shape,
-            chunks=chunks,
-            dtype=frame.dtype,
-            fill_value=fill_value,
-            dimension_names=[*self.dims.values()],
-            attributes=ours | {**attributes},
-            compressors=codec,
-            filters=None,
-        )
-
-    def coordinates(self) -> dict[str, Coordinate | Pixels]:
-        """Return the coordinates of the array, by name.
-
-        A dimension without coordinates gets the middles of its pixels, unless there are too many pixels.
-        """
-        frame, dims = self.frame, [*self.dims.values()]
-        found: dict[str, Coordinate | Pixels] = {
-            **coordinates_of(self.meaning, dims, [frame.shape[d] for d in self.dims])
-        }
-        for number, (d, name) in enumerate(self.dims.items()):
-            if name not in found and frame.shape[d] <= _MOST_LABELS:
-                found[name] = Pixels([number], frame.origin[d], frame.shape[d], self.along[d])
-        return found
 
 
 class Pixels(NamedTuple):
@@ -299,13 +202,19 @@ class Pixels(NamedTuple):
         return bytes(chunk_bytes(np.pad(values, (0, size - len(values)))))
 
 
-def label_of(dim: str, extent: int) -> str:
-    """Return the name of a dimension in an array.
+def _coordinates(frame: Frame) -> dict[str, Coordinate | Pixels]:
+    """Return the coordinates of an array, by name.
 
-    It ends in ``_index`` if the dimension is too long for coordinates: programs then count from the first pixel of the
-    array, and must not find ``y=1000`` anywhere else than at pixel 1000.
+    A dimension without coordinates gets the middles of its pixels, unless there are too many pixels.
     """
-    return dim if extent <= _MOST_LABELS else f"{dim}_index"
+    dims = [*frame.dims.values()]
+    found: dict[str, Coordinate | Pixels] = {
+        **coordinates_of(frame.meaning, dims, [frame.shape[d] for d in frame.dims])
+    }
+    for number, (d, name) in enumerate(frame.dims.items()):
+        if name not in found and frame.shape[d] <= MOST_LABELS:
+            found[name] = Pixels([number], frame.origin[d], frame.shape[d], frame.along[d])
+    return found
 
 
 Chunk: TypeAlias = Callable[[], bytes]
@@ -313,7 +222,7 @@ Chunk: TypeAlias = Callable[[], bytes]
 
 
 def documents_of(
-    shown: Mapping[str, Shown],
+    frames: Mapping[str, Frame],
     attributes: Mapping[str, Any],
     may_be: Callable[[str], bool],
     fill_values: Mapping[str, Number] | None = None,
@@ -329,7 +238,7 @@ def documents_of(
 
     Parameters
     ----------
-    shown : mapping of str to Shown
+    frames : mapping of str to Frame
         The arrays by their paths.
     attributes : mapping
         The attributes of the group.
@@ -346,15 +255,15 @@ def documents_of(
     found: dict[str, Any] = {}
     chunks: dict[str, Chunk] = {}
     group = zarr.create_group(MemoryStore(found), attributes={**attributes})
-    for path, each in shown.items():
+    for path, frame in frames.items():
         said = {} if nodata is None or path not in nodata else zarr_attributes({"_FillValue": nodata[path]})
-        each.add_to(group, path, 0 if fill_values is None else fill_values[path], said, codec)
-    for path, each in shown.items():
-        said = _add_coordinates(each, group, path, may_be, codec, chunks, is_alone=in_levels or len(shown) == 1)
+        _add_array(frame, group, path, 0 if fill_values is None else fill_values[path], said, codec)
+    for path, frame in frames.items():
+        said = _add_coordinates(frame, group, path, may_be, codec, chunks, is_alone=in_levels or len(frames) == 1)
         array = group[path]
         array.update_attributes(said | array.attrs.asdict())
     documents = {key: value.to_bytes() for key, value in found.items()}
-    folders = [*dict.fromkeys(path.partition("/")[0] + "/" for path in shown if in_levels), ""]
+    folders = [*dict.fromkeys(path.partition("/")[0] + "/" for path in frames if in_levels), ""]
     whole = {f"{folder}{DOCUMENT}": _consolidated(documents, folder) for folder in folders}
     return {key: each for key, each in documents.items() if key not in whole} | whole, chunks
 
@@ -370,8 +279,32 @@ def _consolidated(documents: Mapping[str, bytes], folder: str) -> bytes:
     return json.dumps(json.loads(inside[DOCUMENT]) | {"consolidated_metadata": consolidated}).encode()
 
 
+def _add_array(
+    frame: Frame, group: zarr.Group, path: str, fill_value: Number, attributes: Mapping[str, Any], codec: Codec
+) -> None:
+    """Create an array in a group.
+
+    The attribute ``origin`` gives the offset of the array: pixel ``p`` of the tensor is at index ``p + origin``.
+    """
+    shape, chunks, origin = (
+        tuple([each[d] for d in frame.dims]) for each in (frame.shape, frame.chunk_shape, frame.origin)
+    )
+    ours = {"infinite_tensor": {"tensor_id": frame.tensor.tensor_id, "origin": [-first for first in origin]}}
+    group.create_array(
+        path,
+        shape=shape,
+        chunks=chunks,
+        dtype=frame.dtype,
+        fill_value=fill_value,
+        dimension_names=[*frame.dims.values()],
+        attributes=ours | {**attributes},
+        compressors=codec,
+        filters=None,
+    )
+
+
 def _add_coordinates(
-    shown: Shown,
+    frame: Frame,
     group: zarr.Group,
     path: str,
     may_be: Callable[[str], bool],
@@ -386,9 +319,9 @@ def _add_coordinates(
     array unless it `is_alone`. Chunks that take no memory are added to `chunks`.
     """
     above, _, key = path.rpartition("/")
-    dims, attributes = [*shown.dims.values()], attributes_of(shown.meaning, shown.frame.tensor.dtype)
+    dims, attributes = [*frame.dims.values()], attributes_of(frame.meaning, frame.tensor.dtype)
     others = []
-    for called, coordinate in shown.coordinates().items():
+    for called, coordinate in _coordinates(frame).items():
         name = called if called in dims or is_alone else f"{key}_{called}"
         if not may_be(name):
             continue

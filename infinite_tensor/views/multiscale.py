@@ -16,8 +16,8 @@ from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import CHANNELS
-from infinite_tensor.views.frame import Frame
-from infinite_tensor.views.metadata import Along, Shown, coordinates_of, label_of
+from infinite_tensor.views.frame import Along, Frame, label_of
+from infinite_tensor.views.metadata import coordinates_of
 
 _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
 """The order of dimensions, by name."""
@@ -30,23 +30,11 @@ Box: TypeAlias = tuple[Index, Index]
 """Start and stop of a box, in chunks or pixels per dimension."""
 
 
-class Image(NamedTuple):
-    """A tensor and its levels as an OME-Zarr image.
+def image_of(name: str, frame: Frame, levels: Sequence[InfiniteTensor]) -> tuple[dict[str, Frame], Mapping[str, Any]]:
+    """Return a box of pixels and its levels as an OME-Zarr image.
 
-    Attributes
-    ----------
-    arrays : mapping of str to Shown
-        The arrays by their paths ``s0/<name>``, ``s1/<name>`` and so on, the tensor first.
-    attributes : mapping
-        The attributes of the group.
-    """
-
-    arrays: Mapping[str, Shown]
-    attributes: Mapping[str, Any]
-
-
-def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[InfiniteTensor]) -> Image:
-    """Return the image of a box of pixels.
+    The arrays have the paths ``s0/<name>``, ``s1/<name>`` and so on, the box first. With them come the attributes of
+    their group.
 
     Pixel ``i`` of a level stands for the pixels ``[i * n, (i + 1) * n)`` of the tensor, wherever the box begins. A
     level includes every pixel that stands for at least one pixel of the box.
@@ -57,8 +45,6 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
         The name of the array of each level.
     frame : Frame
         The box. If it shows stored pixels only, so do the levels.
-    kept : sequence of int
-        The dimensions of the arrays; the box has one pixel along the others.
     levels : sequence of InfiniteTensor
         The levels of `InfiniteTensor.pyramid`, level 1 first.
 
@@ -67,38 +53,37 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
     ValidationError
         If the dimensions cannot be axes of OME-Zarr.
     """
-    axes = axes_of(frame, kept)
-    space = [d for d, axis in zip(kept, axes, strict=True) if axis.get("type") == "space"]
-    dims = {d: frame.tensor.dims[d] for d in kept}
+    axes = axes_of(frame)
+    space = [d for d, axis in zip(frame.dims, axes, strict=True) if axis.get("type") == "space"]
     made = [cast("Coarsening", level.f) for level in levels]
-    arrays = {f"s0/{name}": Shown.of(frame, dims)}
+    arrays = {f"s0/{name}": frame.named()}
     for k, level in enumerate(levels, 1):
         source = level if frame.fill_value is None else level.stored_only(frame.fill_value)
         is_first, counts = made[k - 1].method == "nearest", made[k - 1].scale
         along = tuple([Along(n, 0 if n == 1 or is_first else (n - 1) / 2) for n in counts])
         # Chunks of all levels have the same shape, for any windows.
         box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)
-        arrays[f"s{k}/{name}"] = Shown.of(box, dims, along)
+        arrays[f"s{k}/{name}"] = box.named(frame.dims, along)
     steps = _steps(arrays[f"s0/{name}"], space)
     axes = [axis | ({"unit": step.unit} if step.unit else {}) for axis, step in zip(axes, steps.values(), strict=True)]
     multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, steps)}
     said = multiscale | {"type": made[-1].method} if made else multiscale
-    return Image(arrays, {"ome": {"version": "0.5", "multiscales": [said]}})
+    return arrays, {"ome": {"version": "0.5", "multiscales": [said]}}
 
 
-def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
+def parts_of(arrays: Mapping[str, Frame]) -> Iterator[tuple[str, Box]]:
     """Yield the boxes to write for an image with levels, each with the path of its array.
 
     A box of a level comes right after the boxes of the next finer level in the same area. So the level is computed from
     pixels that are still in memory. Each box consists of whole chunks.
     """
     levels = [*arrays.items()][::-1]
-    counts = levels[0][1].frame.chunk_counts
+    counts = levels[0][1].chunk_counts
     for path, box in _in_order(levels, ((0,) * len(counts), counts)):
-        yield path, _pixels(arrays[path].frame, *box)
+        yield path, _pixels(arrays[path], *box)
 
 
-def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
+def _in_order(levels: Sequence[tuple[str, Frame]], box: Box) -> Iterator[tuple[str, Box]]:
     """Yield the boxes of chunks to write in one area of an image, with the paths of their levels.
 
     `levels` begins with the coarsest level. The area is `box`, in chunks of the coarsest level. A box of a level comes
@@ -107,8 +92,8 @@ def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[s
     boxes = [box]
     for (_, coarser), (_, finer) in itertools.pairwise(levels):
         boxes.append(_below(coarser, finer, boxes[-1]))
-    start, stop = _pixels(levels[-1][1].frame, *boxes[-1])
-    nbytes = math.prod(map(operator.sub, stop, start)) * levels[-1][1].frame.dtype.itemsize
+    start, stop = _pixels(levels[-1][1], *boxes[-1])
+    nbytes = math.prod(map(operator.sub, stop, start)) * levels[-1][1].dtype.itemsize
     low, high = box
     counts = list(map(operator.sub, high, low))
     longest = max(range(len(counts)), key=counts.__getitem__)
@@ -123,9 +108,9 @@ def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[s
         yield levels[0][0], box
 
 
-def _below(coarser: Shown, finer: Shown, box: Box) -> Box:
+def _below(coarser: Frame, finer: Frame, box: Box) -> Box:
     factors = [of_one.pixels // of_other.pixels for of_one, of_other in zip(coarser.along, finer.along, strict=True)]
-    low, high = (tuple(map(min, map(operator.mul, side, factors), finer.frame.chunk_counts)) for side in box)
+    low, high = (tuple(map(min, map(operator.mul, side, factors), finer.chunk_counts)) for side in box)
     return low, high
 
 
@@ -137,12 +122,12 @@ def _pixels(frame: Frame, low: Index, high: Index) -> Box:
     return start, stop
 
 
-def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
+def axes_of(frame: Frame) -> list[dict[str, str]]:
     """Describe dimensions as axes of OME-Zarr.
 
     Raise ValidationError if OME-Zarr does not allow the dimensions.
     """
-    tensor = frame.tensor
+    tensor, kept = frame.tensor, [*frame.dims]
     names, dims = names_of(tensor), [tensor.dims[d] for d in kept]
     for d, name in enumerate(names):
         if d not in kept and _RANKS.get(str(name), 0) > _OTHER:
@@ -181,30 +166,30 @@ class _Step(NamedTuple):
     unit: str | None = None
 
 
-def _datasets(arrays: Mapping[str, Shown], steps: Mapping[int, _Step]) -> list[dict[str, Any]]:
+def _datasets(arrays: Mapping[str, Frame], steps: Mapping[int, _Step]) -> list[dict[str, Any]]:
     datasets = []
-    for path, shown in arrays.items():
-        scales = [step.size * shown.along[d].pixels for d, step in steps.items()]
-        firsts = [step.size * shown.along[d].middle(shown.frame.origin[d]) + step.zero for d, step in steps.items()]
+    for path, frame in arrays.items():
+        scales = [step.size * frame.along[d].pixels for d, step in steps.items()]
+        firsts = [step.size * frame.along[d].middle(frame.origin[d]) + step.zero for d, step in steps.items()]
         transformations = [{"type": "scale", "scale": scales}, {"type": "translation", "translation": firsts}]
         datasets.append({"path": path, "coordinateTransformations": transformations})
     return datasets
 
 
-def _steps(shown: Shown, space: Sequence[int]) -> dict[int, _Step]:
+def _steps(frame: Frame, space: Sequence[int]) -> dict[int, _Step]:
     """Return the step along each dimension.
 
     It is that of the coordinates if these ascend in even steps along all dimensions of space. Otherwise it is in
     pixels, because viewers require even steps.
     """
-    known = coordinates_of(shown.meaning, [*shown.dims.values()], [shown.frame.shape[d] for d in shown.dims])
+    known = coordinates_of(frame.meaning, [*frame.dims.values()], [frame.shape[d] for d in frame.dims])
     even = {}
     for d in space:
-        coordinate = known.get(shown.dims[d])
+        coordinate = known.get(frame.dims[d])
         if coordinate is not None and (step := coordinate.even_step) > 0:
-            first = float(coordinate.values[0]) - step * shown.frame.origin[d]
+            first = float(coordinate.values[0]) - step * frame.origin[d]
             even[d] = _Step(step, first, _unit_of(coordinate.attrs.get("units")))
-    return dict.fromkeys(shown.dims, _Step()) | (even if len(even) == len(space) else {})
+    return dict.fromkeys(frame.dims, _Step()) | (even if len(even) == len(space) else {})
 
 
 def _unit_of(said: object) -> str | None:

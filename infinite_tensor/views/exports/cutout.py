@@ -27,13 +27,12 @@ from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.support.allocation import new_block
-from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import COLOURS, Coordinate, Meaning, nodata_in
-from infinite_tensor.views.frame import Frame, shown, shown_dtype, step_of
+from infinite_tensor.views.frame import Along, Frame, shown, shown_dtype, step_of
 from infinite_tensor.views.plane import Plane
 
 Pixels: TypeAlias = npt.NDArray[Any]
@@ -51,8 +50,6 @@ class Cutout:
     ----------
     frame : Frame
         The tensor, and the box of its pixels.
-    kept : tuple of int
-        The dimensions of the written array: all dimensions not indexed by an int.
     fill_value : number or None
         The number to write in place of missing tiles; None if not given.
     step : int
@@ -60,7 +57,6 @@ class Cutout:
     """
 
     frame: Frame
-    kept: tuple[int, ...]
     fill_value: Number | None = None
     step: int = 1
 
@@ -83,8 +79,10 @@ class Cutout:
                 f"{quoted(region)}; give every=2 for every second pixel of a PNG"
             )
         tile = node.contents.layout(node.spec).tile_shape
-        frame = Frame(tensor, selection.start, selection.shape, tile, shown_dtype(tensor.dtype))
-        return cls(frame, tuple([d for d in range(tensor.ndim) if d not in selection.squeezed]), fill_value)
+        dims = {d: name for d, name in enumerate(tensor.dims) if d not in selection.squeezed}
+        along = (Along(),) * tensor.ndim
+        dtype = shown_dtype(tensor.dtype)
+        return cls(Frame(tensor, selection.start, selection.shape, tile, dtype, dims, None, along), fill_value)
 
     @property
     def tensor(self) -> InfiniteTensor:
@@ -103,9 +101,9 @@ class Cutout:
         return tuple([1 if d == across or d not in self.kept else self.step for d in range(len(self.frame.shape))])
 
     @property
-    def names(self) -> dict[int, str]:
-        """Names of the written dimensions, by their numbers in the tensor."""
-        return {d: self.tensor.dims[d] for d in self.kept}
+    def kept(self) -> tuple[int, ...]:
+        """The dimensions of the written array: all dimensions not indexed by an int."""
+        return tuple(self.frame.dims)
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -128,10 +126,10 @@ class Cutout:
         """
         return nodata_in(self.fill_value, self.tensor.dtype)
 
-    @cached_property
+    @property
     def meaning(self) -> Meaning:
         """The metadata of the pixels, such as coordinates and units."""
-        return self.frame.meaning(self.names)
+        return self.frame.meaning
 
     def every(self, every: object, max_pixels: object) -> Cutout:
         """Return a copy with fewer rows and columns; see `step_of`."""

@@ -41,9 +41,9 @@ from infinite_tensor.views.exports.files import (
     unsaid_by_tiff,
 )
 from infinite_tensor.views.exports.zarrs import Content, opened_zarr
-from infinite_tensor.views.face import Face, with_distinct_dims
+from infinite_tensor.views.face import with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of
-from infinite_tensor.views.metadata import Shown, array_name_of, path_of, unsaid_by_attributes
+from infinite_tensor.views.metadata import array_name_of, path_of, unsaid_by_attributes
 from infinite_tensor.views.multiscale import axes_of, image_of, parts_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
@@ -201,18 +201,17 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Expo
 def _export_tensor(cutout: Cutout, place: str, options: ExportOptions) -> None:
     name, frame = array_name_of(cutout.tensor), cutout.frame
     if options["pyramid"] is False:
-        _export_zarr({name: cutout}, {name: Shown.of(frame, cutout.names)}, place, options)
+        _export_zarr({name: replace(cutout, frame=frame.named())}, place, options)
         return
-    axes_of(frame, cutout.kept)
+    axes_of(frame)
     nodata = nodata_of(node_of(frame.tensor).spec.definition)
     tile_bytes = math.prod(frame.tile) * frame.dtype.itemsize
     box = frame.origin, frame.shape
     levels = levels_to_show(
         frame.tensor, nodata, *box, options["pyramid"], compute=options["compute"], tile_bytes=tile_bytes
     )
-    image = image_of(name, frame, cutout.kept, levels)
-    cutouts = {path: replace(cutout, frame=each.frame) for path, each in image.arrays.items()}
-    _export_zarr(cutouts, image.arrays, place, options, image.attributes)
+    frames, attributes = image_of(name, frame, levels)
+    _export_zarr({path: replace(cutout, frame=each) for path, each in frames.items()}, place, options, attributes)
 
 
 def export_members(
@@ -232,18 +231,12 @@ def export_members(
     for key, (tensor, region, scale) in members.items():
         path = path_of(key)
         cutouts[path], scales[path] = Cutout.of(tensor, region, options["fill_value"]), scale
-    faces = {path: Face(cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
-    distinct = with_distinct_dims(faces, scales)
-    shown = {
-        path: Shown.of(cutout.frame, dict(zip(cutout.kept, distinct[path].dims, strict=True)))
-        for path, cutout in cutouts.items()
-    }
-    _export_zarr(cutouts, shown, place, options)
+    frames = with_distinct_dims({path: cutout.frame for path, cutout in cutouts.items()}, scales)
+    _export_zarr({path: replace(cutout, frame=frames[path]) for path, cutout in cutouts.items()}, place, options)
 
 
 def _export_zarr(
     cutouts: Mapping[str, Cutout],
-    shown: Mapping[str, Shown],
     place: str,
     options: ExportOptions,
     attributes: Mapping[str, Any] | None = None,
@@ -252,14 +245,15 @@ def _export_zarr(
     warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
     if options["overwrite"] and not is_local(place):
         _check_not_read(place, cutouts)
-    identity = None if options["overwrite"] else _identity(cutouts, shown, options, in_levels=attributes is not None)
-    content = Content(cutouts, shown, _fill_values(cutouts, options), identity, attributes)
+    identity = None if options["overwrite"] else _identity(cutouts, options, in_levels=attributes is not None)
+    content = Content(cutouts, _fill_values(cutouts, options), identity, attributes)
     opened = opened_zarr(content, place, options["storage_options"], overwrite=options["overwrite"])
     try:
         with _explaining(opened, shown_target(place)) as sinks:
             total = sum(units_in(cutout.frame.shape, sinks[path].unit) for path, cutout in cutouts.items())
             with Tally(total, options["progress"], unit="tile") as tally:
-                parts = [(path, None) for path in shown] if attributes is None else parts_of(shown)
+                frames = {path: cutout.frame for path, cutout in cutouts.items()}
+                parts = [(path, None) for path in frames] if attributes is None else parts_of(frames)
                 for path, part in parts:
                     source = _source_of(cutouts[path].tensor, options)
                     stream(cutouts[path], sinks[path], source, tally, shown_target(place), part)
@@ -375,9 +369,7 @@ def _fill_values(cutouts: Mapping[str, Cutout], options: ExportOptions) -> dict[
     return {path: shown_value(view.fill_value, view.dtype) for path, view in views.items()}
 
 
-def _identity(
-    cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: ExportOptions, *, in_levels: bool
-) -> str | None:
+def _identity(cutouts: Mapping[str, Cutout], options: ExportOptions, *, in_levels: bool) -> str | None:
     """Return a hash for recognizing an interrupted export of the same pixels.
 
     Return None if the pixels may differ next time: if only stored pixels are exported, if a tensor is not stored, or if
@@ -390,7 +382,7 @@ def _identity(
         return None
     places = []
     for (path, cutout), node in zip(cutouts.items(), nodes, strict=True):
-        frame, dims = cutout.frame, [*shown[path].dims.values()]
+        frame, dims = cutout.frame, [*cutout.frame.dims.values()]
         tensor = node.spec.tensor_id, node.spec.definition.digest
         places.append([path, *tensor, frame.origin, frame.shape, frame.tile, cutout.kept, dims])
     return hashlib.sha256(json.dumps([places, states], sort_keys=True).encode()).hexdigest()

@@ -32,11 +32,10 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.disks import beside, check_free, publish, remove
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
+from infinite_tensor.views.frame import chunk_bytes
 from infinite_tensor.views.metadata import (
     DOCUMENT,
     UNFINISHED,
-    Shown,
-    chunk_bytes,
     documents_of,
     is_name,
 )
@@ -63,8 +62,6 @@ class Content:
     ----------
     cutouts : mapping of str to Cutout
         The pixels of the arrays, by path.
-    shown : mapping of str to Shown
-        The metadata of the arrays, by path.
     fill_values : mapping of str to number, or None
         The value of chunks that are not written, by path; None if all chunks are written.
     identity : str or None
@@ -74,7 +71,6 @@ class Content:
     """
 
     cutouts: Mapping[str, Cutout]
-    shown: Mapping[str, Shown]
     fill_values: Mapping[str, Any] | None
     identity: str | None
     attributes: Mapping[str, Any] | None = None
@@ -253,7 +249,7 @@ class _Group:
         """Write all metadata and coordinates. Return the root document."""
         content = self._content
         written, chunks_beside = documents_of(
-            content.shown,
+            {path: cutout.frame for path, cutout in content.cutouts.items()},
             {_MARK: self._writer if self._folder else content.identity, **(content.attributes or {})},
             is_name,
             content.fill_values,

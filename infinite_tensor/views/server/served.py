@@ -31,7 +31,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.views.colours import Array
-from infinite_tensor.views.face import Face, FaceStore, store_of_levels
+from infinite_tensor.views.face import FaceStore, store_of_levels
 from infinite_tensor.views.frame import Frame, shown, shown_dtype
 from infinite_tensor.views.metadata import array_name_of
 from infinite_tensor.views.painter import Painter
@@ -199,7 +199,7 @@ class _Content:
             return store_of_levels(self.tensor, region, stored_levels(self.tensor))
         except ValidationError:
             # OME-Zarr does not allow the dimensions.
-            return FaceStore({f"s0/{array_name_of(self.tensor)}": Face(frame, self.tensor.dims)}, {})
+            return FaceStore({f"s0/{array_name_of(self.tensor)}": frame.named()}, {})
 
     def _key(self, key: str, *, compute: bool) -> Response | None:
         with self._facing:
@@ -209,12 +209,12 @@ class _Content:
             return answered(document, "application/json" if key.endswith(".json") else "application/octet-stream")
         if chunk is None:
             return refused(404, "there is no such key")
-        face, index = chunk
+        frame, index = chunk
         most = self._settings.max_windows
-        cost = 0 if compute else _cost(face.frame.tensor, face.frame.box_of(index), most)
+        cost = 0 if compute else _cost(frame.tensor, frame.box_of(index), most)
         if cost > most:
             return refused(422, f"this chunk needs {cost} windows, but at most {most} are computed for one chunk")
-        return None if cost else answered(face.chunk(index), "application/octet-stream")
+        return None if cost else answered(frame.chunk(index), "application/octet-stream")
 
     # Map tiles.
 

@@ -332,7 +332,7 @@ class TestZarrsSuiteForStores:
     def store_kwargs(self) -> dict[str, Any]:
         store = tensor_of().as_zarr(SOME).store
         assert isinstance(store, FaceStore)
-        return {"faces": store._faces}
+        return {"frames": store._frames}
 
     @pytest.fixture
     def open_kwargs(self, store_kwargs: dict[str, Any]) -> dict[str, Any]:
