@@ -207,25 +207,6 @@ def test_a_tensor_that_does_not_fit_has_none_and_tells_why(
     assert f"OME-Zarr        no: {info.why_no_ome}" in str(info)
 
 
-def test_a_tensor_that_fits_says_so(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path) as store:
-        named(store, "cyx")[...]
-        info = store.tensor_info("map")
-    assert info.why_no_ome is None
-    assert [line.split(maxsplit=1) for line in str(info).splitlines()] == [
-        ["tensor", "'map'"],
-        ["shape", "(3, 12, 8)"],
-        ["dims", "('c', 'y', 'x')"],
-        ["dtype", "float32"],
-        ["tile", "size       (3, 12, 8)"],
-        ["complete", "tiles  1"],
-        ["partial", "tiles   0"],
-        ["stored", f"{info.bytes_stored} B"],
-        ["location", info.location],
-        ["OME-Zarr", "yes"],
-    ]
-
-
 def test_what_is_not_stored_in_zarr_has_none(tmp_path: Path) -> None:
     for store in (MemoryTileStore(), HDF5TileStore(tmp_path / "map.h5")):
         named(store, "yx")[...]

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, from_array, sl
-from infinite_tensor.errors import RegionError
 from tests.behaviour.views.shown import ramp, tensor_of
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
@@ -91,12 +90,6 @@ def test_labels_have_colours_of_their_own() -> None:
     assert show(from_array(10 * torch.arange(16).reshape(4, 4))).images[0].get_cmap().name != "tab20"
 
 
-def test_with_a_step() -> None:
-    ax = show(tensor_of(), sl[0:8:2, 0:9:4])
-    assert extent(ax) == [-2, 10, 7, -1]
-    assert value_at(ax, 6, 8) == 6008
-
-
 def test_every_so_many_pixels_at_their_own_coordinates() -> None:
     f = Counted(ramp)
     t = tensor_of(f)
@@ -145,13 +138,6 @@ def test_by_default_all_of_a_finite_tensor_and_the_origin_of_another() -> None:
     assert extent(show(from_array(torch.rand(6, 9)))) == [-0.5, 8.5, 5.5, -0.5]
     t = InfiniteTensor((None, None), lambda _: torch.ones(64, 64), TensorWindow((64, 64)))
     assert extent(show(t)) == [-256.5, 255.5, 255.5, -256.5]
-
-
-def test_one_slice_of_a_volume() -> None:
-    volume = torch.rand(5, 6, 7)
-    ax = show(from_array(volume, dims=("z", "y", "x")), sl[2, :, :])
-    assert np.allclose(drawn_on(ax), volume[2])
-    assert ax.get_title() == "z=2"
 
 
 def test_names_are_drawn_letter_by_letter() -> None:
@@ -247,8 +233,3 @@ def test_more_dimensions_than_a_picture_has() -> None:
     with pytest.raises(ValidationError, match="2 x 2 x 2"):
         show(volume, sl[0:2, 0:2, 0:2])
     assert show(volume, sl[:, 3, :]).get_ylabel() == "z"
-
-
-def test_a_region_that_is_none() -> None:
-    with pytest.raises(RegionError):
-        show(tensor_of(), sl[0:4])

@@ -165,17 +165,6 @@ class TestFigures:
         with pytest.raises(ValidationError, match=r"statistics need real numbers, but .*complex64"):
             from_array(np.zeros(3, np.complex64)).stats()
 
-    def test_are_shown_as_a_table(self) -> None:
-        assert str(from_array(np.array([[1.0, 2, 4], [np.nan, 5, 8]])).stats()).splitlines() == [
-            "pixels           5, 1 NaN",
-            "min              1",
-            "max              8",
-            "mean             4",
-            "std              2.44949",
-            "2 %, 50 %, 98 %  1.08, 4, 7.76",
-        ]
-        assert str(from_array(np.array([True, False, True])).stats()).splitlines()[-2:] == ["label 0  1", "label 1  2"]
-
 
 class TestQuantiles:
     WANTED = (0, 0.02, 0.25, 1 / 3, 0.5, 0.9, 0.98, 1)

@@ -191,18 +191,6 @@ def test_an_overwriting_that_was_stopped_is_repeated(
     assert np.array_equal(read(url, server.options()), truth() + 1)
 
 
-@pytest.mark.slow
-def test_what_is_not_an_export_is_left_as_it_is(server: S3Server, url: str, bucket: S3FileSystem) -> None:
-    with ZarrTileStore(url, storage_options=server.options(), tile_size=8) as store:
-        t = plane(tile_store=store)
-        t.fill(sl[REGION], progress=False)
-        before = keys(bucket, url)
-        for overwrite in (False, True):
-            with pytest.raises(ValidationError, match=r"already|not written by export"):
-                t.export(sl[REGION], url, storage_options=server.options(), overwrite=overwrite)
-        assert keys(bucket, url) == before
-
-
 def test_what_s3_refuses_is_a_store_error_without_the_login(server: S3Server, url: str) -> None:
     with pytest.raises(StoreError, match=r"cannot write 's3://tiles/\d+.zarr': PermissionError") as caught:
         plane().export(sl[REGION], url, storage_options=server.options(READER))

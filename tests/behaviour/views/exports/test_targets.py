@@ -368,8 +368,3 @@ def test_progress_counts_tiles_that_are_written(form: str, tmp_path: Path) -> No
     assert told[-1].done == told[-1].total
     if form in ("zarr", "npy"):
         assert told[-1].total == 6
-
-
-def test_a_bar_counts_tiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plane().export(sl[0:16, 0:24], tmp_path / "out.npy", progress="always")
-    assert re.search(r"6/6 .*tile/s", capsys.readouterr().err)

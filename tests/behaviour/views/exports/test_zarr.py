@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorstore
 import torch
 import xarray
 import zarr
@@ -55,12 +54,6 @@ def test_a_name_that_ends_in_partial_is_a_name_like_others(options: dict[str, An
     assert np.array_equal(opened(tmp_path / "out.zarr"), truth())
     with xarray.open_zarr(tmp_path / "out.zarr") as found:
         assert [list(values.to_numpy()) for values in found.coords.values()] == [list(range(-5, 9)), list(range(2, 25))]
-
-
-def test_tensorstore_opens_the_array(tmp_path: Path) -> None:
-    plane().export(sl[REGION], tmp_path / "out.zarr")
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "out.zarr" / "height")}}
-    assert np.array_equal(tensorstore.open(spec, read=True).result().read().result(), truth())
 
 
 @pytest.mark.slow

@@ -453,15 +453,6 @@ def test_what_is_no_tensor_and_no_port_is_refused() -> None:
         t.view(budget=-1)
 
 
-def test_a_port_that_is_taken_is_an_error_and_a_view_shows_itself_in_notebooks() -> None:
-    t = tensor_of(ramp)
-    with t.view(open_browser=False) as view:
-        port = int(view.url.rsplit(":", 1)[1].strip("/"))
-        assert f'src="{view.url}"' in view._repr_html_()
-        with pytest.raises(ValidationError, match="give another port, or 0 for a free one"):
-            t.view(port=port, open_browser=False)
-
-
 @pytest.mark.parametrize(("host", "status"), [("localhost", 200), ("127.0.0.1", 200), ("localhost.evil.example", 404)])
 def test_a_page_of_another_host_gets_nothing(host: str, status: int) -> None:
     with tensor_of(ramp).view(open_browser=False) as view:
