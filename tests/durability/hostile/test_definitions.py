@@ -40,7 +40,7 @@ _WRONG_SCALES: list[Any] = [
 ]
 _FUNCTIONS: dict[str, Any] = {"scheme": 6, "python": "3.11", "code": {}, "values": [], "opaque": []}
 
-_MISSING = object()
+_MISSING = "(missing)"
 _WRONG: dict[str, list[Any]] = {
     "format": [None, "1", 0, -1, True, 1.0, math.nan, [1], {}],
     "tensor_id": [None, "top", 3, ["base"], {}],
