@@ -8,7 +8,6 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from infinite_tensor.errors import FunctionChangedWarning, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.networks import CallingNetworks, Company
-from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
+from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of, windows_of
 from infinite_tensor.support.functions import Formula
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -152,7 +151,7 @@ def map_windows(
         f,
         TensorWindow([along.size for along in output]),
         args=tensors,
-        args_windows=[source.window(output) for source in sources],
+        args_windows=windows_of(sources, output),
         dtype=tensors[0].dtype if dtype is None else dtype,
         device=tensors[0].device if device is None else device,
         batch_size=batch_size,
@@ -260,17 +259,5 @@ def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes
     larger = f", or {padded} including the halo" if padded != size else ""
     return (
         f"for shape {given}, fn must return shape {size}{larger}, got {found}; give map the halo=, scale=, channels= "
-        f"and batch_size= of fn{_halo_hint(output, found[len(batch) :])}"
+        f"and batch_size= of fn"
     )
-
-
-def _halo_hint(output: Sequence[Along], found: _Sizes) -> str:
-    """Return the halo of an `fn` that returns its region without a border; empty for other results."""
-    slid = [(along, n) for along, n in zip(output, found, strict=False) if len(along.slides) == 1]
-    lacks = [Fraction(along.size - n) / (2 * along.slides[0].scale) for along, n in slid]
-    halos = [along.slides[0].halo + lack for (along, _), lack in zip(slid, lacks, strict=True)]
-    # A result of half the size is more likely one of another scale.
-    smaller = all(along.size < 2 * n for along, n in slid) and min(lacks, default=0) >= 0 < max(lacks, default=0)
-    if len(found) != len(output) or not smaller or any(halo.denominator > 1 for halo in halos):
-        return ""
-    return f", here halo={halos[0] if len(set(halos)) == 1 else tuple(map(int, halos))}"

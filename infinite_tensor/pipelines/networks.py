@@ -113,6 +113,8 @@ class BatchedNetwork(CallingNetworks):
         Device for batches.
     channel_dim : int or None
         The channel dimension of a region. If None, a channel dimension of size 1 is added.
+    names : sequence of str
+        Names of the outputs if `net` returns a single tensor: each of them is this tensor.
     """
 
     def __init__(
@@ -121,9 +123,11 @@ class BatchedNetwork(CallingNetworks):
         batch_size: int,
         device: torch.device,
         channel_dim: int | None,
+        names: Sequence[str] = (),
     ) -> None:
         self.__wrapped__ = net
         self.net = net
+        self.names = names
         self.batch_size = batch_size
         self._device = device
         self._channel_dim = channel_dim
@@ -214,13 +218,15 @@ class BatchedNetwork(CallingNetworks):
         batch = torch.stack(list(regions))
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
         self.modes.check()
-        returned = self._called(batch)
-        named = _named(returned)
+        named = _named(self._called(batch))
         unfit = [name for name, output in named.items() if name is not None and not self._fits(output)]
-        advice = _without(unfit, named, returned) if 0 < len(unfit) < len(named) else ""
+        advice = f"leave out {unfit}, by a function around net" if 0 < len(unfit) < len(named) else ""
         outputs = {name: self._checked(name, output, advice) for name, output in named.items()}
+        outputs = {name: _on_cpu(output) for name, output in outputs.items()}
+        if self.names and None in outputs:
+            outputs = dict.fromkeys(self.names, outputs[None])
         self._check_as_before(outputs)
-        return {name: _on_cpu(output) for name, output in outputs.items()}
+        return outputs
 
     def _called(self, batch: torch.Tensor) -> object:
         batch = batch.to(self._device, non_blocking=True)
@@ -306,22 +312,6 @@ def device_of(net: object) -> torch.device:
 def _dtypes_of(net: object) -> set[torch.dtype]:
     parameters = [each for network in Snapshot(net, "f").networks for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
-
-
-def _without(unfit: Sequence[str | None], named: Mapping[str | None, object], returned: object) -> str:
-    """Return the advice to leave out some outputs of a network."""
-    kept, listed = [name for name in named if name not in unfit], ", ".join(map(repr, unfit))
-    if isinstance(returned, Mapping):
-        part, items = f"[{kept[0]!r}]", "net(batch)"
-    elif hasattr(returned, "_asdict"):
-        part, items = f".{kept[0]}", "net(batch)._asdict()"
-    elif is_dataclass(returned):
-        part, items = f".{kept[0]}", "vars(net(batch))"
-    else:
-        part, items, listed = f"[{kept[0]}]", "dict(enumerate(net(batch)))", ", ".join(map(str, unfit))
-    rest = f"{{name: each for name, each in {items}.items() if name not in ({listed},)}}"
-    rest = f"net(batch){part}" if len(kept) == 1 else rest
-    return f"leave out {listed}, as in lambda batch: {rest}"
 
 
 def _named(returned: object) -> dict[str | None, object]:

@@ -24,17 +24,19 @@ from infinite_tensor.groups import TensorGroup
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of
 from infinite_tensor.pipelines.prediction import (
-    Reductions,
-    Result,
     Returned,
-    Sliding,
+    check_outputs,
+    first_windows,
     in_stored_order,
+    overlapping,
     reduction_for,
     returned_before,
     returned_by,
+    scale_of,
 )
 from infinite_tensor.pipelines.pyramid import clear_levels, level_ids
 from infinite_tensor.pipelines.reopening import sources_in
+from infinite_tensor.pipelines.sliding import Sliding, is_one_padding
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.given import (
     MemoryTooSmallError,
@@ -186,9 +188,8 @@ def predict(
         own names. Without names, if `source` has one dimension more than `window` has entries, the first is channels.
     reduce : str, callable, Reduction or dict, optional
         How the blended output of a pixel is reduced before it is stored: "argmax", "softmax", "sigmoid", or a function
-        as for `Reduction`. A dict has one for each output of a group. For a `net` with a single output, a dict gives a
-        group with one tensor per reduction: the scores are computed and blended once, and the tensor `tensor_id` stores
-        all results as channels.
+        as for `Reduction`. A dict has one for each output of a group. If `net` has a single output, each entry of the
+        dict is an output of its own, reduced from the same scores.
     dtype : torch.dtype or str, optional
         Dtype that is stored. Default: that of the output of `net`, or that of the result of a `reduce` function; for
         "argmax", the smallest integer dtype that holds the labels.
@@ -222,8 +223,7 @@ def predict(
         Those of `InfiniteTensor.fill`: see `FillOptions`. `where` is in the same pixels as `region`. `max_memory`
         includes batches and what `net` returns for them, but not what `net` allocates inside. With a lower limit, the
         image is processed in narrower bands. ``pyramid=True`` chooses the method: "mode" for integers, which are
-        taken as labels, and "mean" for floats. It is "nearest" if some outputs are integers and others floats, or if
-        `reduce` is a dict and `net` has a single output.
+        taken as labels, and "mean" for floats. It is "nearest" if some outputs are integers and others floats.
 
     Returns
     -------
@@ -259,108 +259,90 @@ def predict(
     >>> labels.shape, labels.dtype
     ((100, 150), torch.uint8)
     """
+    # Check the job. This has no side effect.
+    sliding = overlapping(_tensor_of(source, dims), dims, window, overlap, padding, edge, scale)
+    f = _checked_network(net, batch_size, device, sliding, reduce)
+    tensor_id = checked_id(tensor_id)
+    check_fill_options(predict, options)
+    options["where"] = where = _mask_of(sliding, region, options.get("where"))
+    if checked_flag("overwrite", overwrite) and options.get("shard") is not None:
+        raise ValidationError("overwrite=True would delete the results of other shards: leave out overwrite or shard")
+    blended = WeightedMean("gaussian", sigma_scale) if word(blend) == "gaussian" else resolved_blend(blend)
+    how: dict[str, Any] = {
+        "args": [sliding.tensor],
+        "args_windows": [sliding.window(range(len(sliding.numbers)))],
+        "args_padding": padding if is_one_padding(padding) else [sliding.padding(padding)],
+        "tensor_id": tensor_id,
+        "batch_size": f.batch_size,
+    }
+
+    # Look at the stored definitions, or at the first windows.
+    f.prepare(told=version is not None, stored=store is not None)
+    there = None if _is_new(store) else _opened(store)
+    stored = {} if there is None else stored_prediction(there, tensor_id)
+    if overwrite and there is not None:
+        _check_none_is_read((sliding.tensor, where, net), there, stored)
+    resumed = {} if overwrite else stored
+    known = {} if f.is_lazy else returned_before(tensor_id, resumed, sliding)
+    if not known or not {*f.names} <= {*known}:
+        known = _first_batch(f, how, sliding, region)
+    found = in_stored_order(known, resumed)
+    results = {
+        name: each.reduced_by(reduction_for(name, reduce, found), dtype, scale_of(sliding, each.shape))
+        for name, each in found.items()
+    }
+    check_outputs(sliding, results)
+    outputs = {name: result.output(sliding, blended) for name, result in results.items()}
+    f.returns({name: (result.returned.shape, result.blended) for name, result in results.items()})
+
+    # Try it on an empty store, then delete and create.
+    how["version"] = _version(results, version)
+    if options.get("pyramid") is True:
+        options["pyramid"] = _method_of(outputs)
+    part, most = _region_of(outputs, sliding, region), _Memory(options.get("max_memory"), sliding, found, f.batch_size)
+    tried = _made(f, outputs, how | {"tile_store": _empty_one_like(there)})
+    if overwrite or there is None:
+        with most.shared_with_batches() as beside:
+            check_fill(tried, part, {**options, "max_memory": beside})
+    holder = there or _opened(store)
+    if overwrite:
+        _delete(holder, outputs, tensor_id, stored)
+    made = _created(f, outputs, how | {"tile_store": holder}, resumed)
+
+    # Fill.
+    with (
+        most.shared_with_batches() as beside,
+        _keeping_little(holder, sliding, beside),
+        _stoppable(store, overwrite=overwrite),
+    ):
+        made.fill(part, **options | {"max_memory": beside})
+    f.forget()
+    return made
+
+
+def _checked_network(net: object, batch_size: object, device: Any, sliding: Sliding, reduce: object) -> BatchedNetwork:
+    """Return the ``f`` of the prediction. Raise ValidationError if an argument of `predict` is invalid."""
     if not callable(net):
         raise ValidationError(f"net must be callable, got {quoted(net)}; give a network, or a function of a batch")
     count = as_index(batch_size)
     if count is None or not 1 <= count <= _LARGEST_BATCH:
         raise ValidationError(f"batch_size must be a positive int up to {_LARGEST_BATCH}, got {quoted(batch_size)}")
-    tensor_id = checked_id(tensor_id)
-    check_fill_options(predict, options)
-    sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap, padding, edge)
+    if isinstance(reduce, Mapping) and not reduce:
+        raise ValidationError(
+            "reduce is an empty dict; give an entry for each output, or None to store what net returns"
+        )
+    names = [str(name) for name in reduce] if isinstance(reduce, Mapping) else []
     place = device_of(net) if device is None else checked_device(device)
-    f = BatchedNetwork(net, count, place, sliding.channel_dim)
+    f = BatchedNetwork(net, count, place, next(iter(sliding.kept), None), names)
     f.modes.check()
     Modes(Snapshot(reduce, "f").networks).check()
-    f.prepare(told=version is not None, stored=store is not None)
-    scales = sliding.given_scale(scale)
-    options["where"] = where = _mask_of(sliding, region, options.get("where"))
-    if checked_flag("overwrite", overwrite) and options.get("shard") is not None:
-        raise ValidationError("overwrite=True would delete the results of other shards: leave out overwrite or shard")
-    there = None if _is_new(store) else _opened(store)
-    stored = {} if there is None else stored_prediction(there, tensor_id)
-    if overwrite and there is not None:
-        _check_none_is_read((sliding.source, where, net), there, stored)
-    known = {} if overwrite else returned_before(tensor_id, stored, sliding)
-    found = (not f.is_lazy and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
-    found = in_stored_order(found, {} if overwrite else stored)
-    results, together = _results(
-        found, reduce, dtype, {name: sliding.scale_of(each.shape, scales) for name, each in found.items()}
-    )
-    sliding.check(results, edge)
-    blended = WeightedMean("gaussian", sigma_scale) if word(blend) == "gaussian" else resolved_blend(blend)
-    outputs = {name: result.output(sliding, blended, edge) for name, result in results.items()}
-    how: dict[str, Any] = {
-        "args": [sliding.source],
-        "args_windows": [sliding.window],
-        "args_padding": sliding.padding,
-        "tensor_id": tensor_id,
-        "batch_size": count,
-        "version": _version(together.told if together else results, version),
-    }
-    if options.get("pyramid") is True:
-        options["pyramid"] = _method_of(outputs, together)
-    part, batches = _region_of(outputs, sliding, region), _batch_bytes(sliding, found, count)
-    if overwrite or there is None:
-        # Raise errors before anything is deleted or created.
-        tried = _made(f, outputs, how | {"tile_store": _empty_one_like(there)}, resumed=False)
-        with _beside_batches(options.get("max_memory"), batches, count) as most:
-            check_fill(tried, part, {**options, "max_memory": most})
-    holder = there or _opened(store)
-    if overwrite:
-        _check_free(holder, outputs, tensor_id, stored)
-        for name in stored:
-            clear_levels(holder, name)
-            holder.clear_tensor(name)
-    made = _saved(
-        _made(f, outputs, how | {"tile_store": holder}, resumed=bool(stored) and not overwrite),
-        holder,
-        tensor_id,
-        overwrite=overwrite,
-    )
-    f.returns({name: (result.seen.shape, result.blended) for name, result in results.items()})
-    with (
-        _beside_batches(options.get("max_memory"), batches, count) as most,
-        _keeping_little(holder, sliding, most),
-        _stoppable(store, overwrite=overwrite),
-    ):
-        options["max_memory"] = most
-        made.fill(part, **options)
-    f.forget()
-    if together is None:
-        return made
-    assert isinstance(made, InfiniteTensor)
-    return together.group(made, MemoryTileStore(cache_size_bytes=_CACHE_BYTES))
+    return f
 
 
-def _results(
-    found: Mapping[str | None, Returned], reduce: object, dtype: Any, scales: Mapping[str | None, tuple[Fraction, ...]]
-) -> tuple[dict[str | None, Result], Reductions | None]:
-    """Return the `Result` of each output by name, and the combined `Reductions`.
-
-    The `Reductions` are None unless `reduce` is a dict for a single output.
-    """
-    scores = found.get(None)
-    if scores is None or not isinstance(reduce, Mapping):
-        return {
-            name: each.reduced_by(reduction_for(name, reduce, found), dtype, scales[name])
-            for name, each in found.items()
-        }, None
-    if not reduce:
-        raise ValidationError(
-            "reduce is an empty dict; give an entry for each result, as in reduce={'labels': 'argmax'}, or None to "
-            "store what net returns"
-        )
-    # Sorted: the channels must not depend on the order of the dict.
-    named = {str(name): each for name, each in reduce.items()}
-    parts = {name: scores.reduced_by(named[name], dtype, scales[None]) for name in sorted(named)}
-    together = Reductions(parts)
-    return {None: together.result(scores, scales[None])}, together
-
-
-def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None) -> bool | Method:
+def _method_of(outputs: Mapping[str | None, Output]) -> bool | Method:
     dtypes = map(checked_dtype, (output.dtype for output in outputs.values()))
     labels = {not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes}
-    if together is not None or len(labels) > 1:
+    if len(labels) > 1:
         return "nearest"
     return "mode" if True in labels else True
 
@@ -391,34 +373,58 @@ _CACHE_BYTES = 2**24
 
 
 def _made(
-    f: BatchedNetwork, outputs: Mapping[str | None, Output], options: dict[str, Any], *, resumed: bool
+    f: BatchedNetwork, outputs: Mapping[str | None, Output], options: dict[str, Any]
 ) -> InfiniteTensor | TensorGroup:
+    output = outputs.get(None)
+    if output is None:
+        return _together(InfiniteTensor.from_multi(f, {str(name): each for name, each in outputs.items()}, **options))
+    fields = {**vars(output)}
+    return InfiniteTensor(fields.pop("shape"), f, fields.pop("window"), **fields, **options)
+
+
+def _created(
+    f: BatchedNetwork,
+    outputs: Mapping[str | None, Output],
+    options: dict[str, Any],
+    resumed: Collection[str],
+) -> InfiniteTensor | TensorGroup:
+    """Create the prediction, or continue the tensors `resumed`. A group is saved, if the backend keeps groups."""
+    store, tensor_id = options["tile_store"], options["tensor_id"]
+    other = next(iter({*resumed} - _ids(tensor_id, outputs)), None)
     try:
-        output = outputs.get(None)
-        if output is None:
-            return _together(
-                InfiniteTensor.from_multi(f, {str(name): each for name, each in outputs.items()}, **options)
-            )
-        fields = {**vars(output)}
-        return InfiniteTensor(fields.pop("shape"), f, fields.pop("window"), **fields, **options)
+        if other is not None:
+            raise ValidationError(f"{store} already contains a tensor {other!r}, which is no output of this prediction")
+        made = _made(f, outputs, options)
     except ValidationError as error:
-        if not resumed or "already contains a tensor" not in str(error):
+        if not resumed:
             raise
+        # An empty store has taken the same tensors, so it is the stored ones that differ.
         raise ValidationError(
             f"{error}\nGive predict another tensor_id, or overwrite=True to delete the stored tensor"
         ) from error
-
-
-def _saved(
-    made: InfiniteTensor | TensorGroup, store: TileStore, tensor_id: str, *, overwrite: bool
-) -> InfiniteTensor | TensorGroup:
-    """Save a group of outputs under the id of the prediction, if the backend keeps groups."""
     with suppress(NotImplementedError):
-        if overwrite:
-            store.clear_group(tensor_id)
         if isinstance(made, TensorGroup) and contents_of(store).stored_group(tensor_id) is None:
             made.save(store, tensor_id)
     return made
+
+
+def _ids(tensor_id: str, outputs: Iterable[str | None]) -> set[str]:
+    return {tensor_id if name is None else f"{tensor_id}/{name}" for name in outputs}
+
+
+def _delete(store: TileStore, outputs: Iterable[str | None], tensor_id: str, stored: Collection[str]) -> None:
+    """Delete the tensors `stored`. Raise ValidationError if a foreign tensor has the id of an output."""
+    for name in _ids(tensor_id, outputs):
+        if name in store and name not in stored:
+            raise ValidationError(
+                f"overwrite=True deletes only outputs of prediction {tensor_id!r}, but {store} contains another tensor "
+                f"{name!r}; give another tensor_id"
+            )
+    for name in stored:
+        clear_levels(store, name)
+        store.clear_tensor(name)
+    with suppress(NotImplementedError):
+        store.clear_group(tensor_id)
 
 
 def _together(outputs: TensorGroup) -> TensorGroup:
@@ -482,17 +488,6 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
         )
 
 
-def _check_free(store: TileStore, outputs: Iterable[str | None], tensor_id: str, stored: Collection[str]) -> None:
-    """Check that no foreign tensor has the id of an output."""
-    for name in outputs:
-        full = tensor_id if name is None else f"{tensor_id}/{name}"
-        if full in store and full not in stored:
-            raise ValidationError(
-                f"overwrite=True deletes only outputs of prediction {tensor_id!r}, but {store} contains another tensor "
-                f"{full!r}; give another tensor_id"
-            )
-
-
 def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
     waiting = [each for each in given if isinstance(each, InfiniteTensor)]
     seen: set[int] = set()
@@ -534,63 +529,47 @@ class _Look:
         return torch.zeros(len(ctxs), *[1] * len(ctxs[0]), dtype=torch.bool, device="cpu")
 
 
-def _first_windows(
-    f: BatchedNetwork,
-    sliding: Sliding,
-    scale: tuple[Fraction, ...] | None,
-    region: object,
-    edge: object,
-    tensor_id: str,
+def _first_batch(
+    f: BatchedNetwork, options: dict[str, Any], sliding: Sliding, region: object
 ) -> dict[str | None, Returned]:
-    """Call the network with the first batch, and describe the outputs.
+    """Call the network with the first batch, and describe the outputs, which are kept for the fill.
 
-    The outputs are kept for the fill.
+    `options` are those of the prediction. Its id appears in errors.
     """
-    look = _Look(f)
-    windows = InfiniteTensor(
-        (None,) * len(sliding.size),
-        look,
-        TensorWindow((1,) * len(sliding.size)),
-        args=[sliding.source],
-        args_windows=[sliding.window],
-        args_padding=sliding.padding,
-        batch_size=f.batch_size,
-        dtype=torch.bool,
-        # This id appears in errors.
-        tensor_id=tensor_id,
-    )
-    windows[sliding.first(region, edge, f.batch_size)]
-    return {name: returned_by(name, output, sliding, scale) for name, output in look.returned.items()}
+    look, ndim = _Look(f), len(sliding.size)
+    windows = InfiniteTensor((None,) * ndim, look, TensorWindow((1,) * ndim), dtype=torch.bool, **options)
+    windows[first_windows(sliding, region, f.batch_size)]
+    return {name: returned_by(name, output, sliding) for name, output in look.returned.items()}
 
 
-def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> int:
-    """Return the bytes for a batch and the output of `net`.
+class _Memory:
+    """The argument `max_memory`: shared by the batches and everything else.
 
-    The output is in memory twice: on the device and the CPU, or in two dtypes.
+    The output of `net` is in memory twice: on the device and the CPU, or in two dtypes.
     """
-    read = math.prod(sliding.window.size) * torch.float32.itemsize
-    return batch_size * (read + 2 * sum(each.nbytes for each in found.values()))
 
+    def __init__(self, given: object, sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> None:
+        self.most, self.batch_size = checked_bytes("max_memory", given), batch_size
+        read = (
+            math.prod([*sliding.size, *[sliding.tensor.shape[d] or 1 for d in sliding.kept]]) * torch.float32.itemsize
+        )
+        self.batches = batch_size * (read + 2 * sum(each.nbytes for each in found.values()))
 
-@contextmanager
-def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterator[int | None]:
-    """Yield the part of `max_memory` not needed for batches.
-
-    If the ``with`` block needs more, raise ValidationError with the total memory needed.
-    """
-    most = checked_bytes("max_memory", max_memory)
-    if most is None:
-        yield None
-        return
-    try:
-        # Give at least 1. With a limit below the batches, the block fails, and the message has the total.
-        yield max(1, most - batches)
-    except MemoryTooSmallError as error:
-        raise ValidationError(
-            f"max_memory must be at least {whole_mebibytes(batches + error.least)}, got {bytes_of(most)}: a batch of "
-            f"{batch_size} windows and its output take {bytes_of(batches)}, and everything else "
-            f"{bytes_of(error.least)}; give more memory, a smaller batch_size or window, or smaller tiles"
-        ) from error
+    @contextmanager
+    def shared_with_batches(self) -> Iterator[int | None]:
+        """Yield the bytes left beside batches. If the block needs more, raise ValidationError with the total."""
+        try:
+            # Give at least 1. With a limit below the batches, the block fails, and the message has the total.
+            yield None if self.most is None else max(1, self.most - self.batches)
+        except MemoryTooSmallError as error:
+            if self.most is None:
+                raise
+            raise ValidationError(
+                f"max_memory must be at least {whole_mebibytes(self.batches + error.least)}, got "
+                f"{bytes_of(self.most)}: a batch of {self.batch_size} windows and its output take "
+                f"{bytes_of(self.batches)}, and everything else {bytes_of(error.least)}; give more memory, a smaller "
+                "batch_size or window, or smaller tiles"
+            ) from error
 
 
 @contextmanager
@@ -604,7 +583,7 @@ def _keeping_little(store: TileStore, sliding: Sliding, max_memory: int | None) 
     with under_way:
         if contents_of(store).outlives_process:
             contents_of(store).lend(under_way, _LITTLE_BYTES)
-        chain = _chain_of([sliding.source]) if max_memory is None else ()
+        chain = _chain_of([sliding.tensor]) if max_memory is None else ()
         for contents in {contents_of(tensor.tile_store) for tensor in chain} - {contents_of(store)}:
             contents.lend(under_way, 0)
         yield
@@ -622,7 +601,7 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
     """
     unbounded = [d for d, extent in zip(sliding.numbers, sliding.extents, strict=True) if extent is None]
     if region is None and unbounded:
-        names = [sliding.source.dims[d] for d in unbounded]
+        names = [sliding.tensor.dims[d] for d in unbounded]
         raise ValidationError(f"dimensions {names} of the source are unbounded: give a region, as in sl[0:512, 0:512]")
     entries = members(region) or (region,)
     if all(as_index(entry) is not None for entry in entries):

@@ -2,252 +2,182 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from infinite_tensor.errors import RegionError, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_edge
-from infinite_tensor.groups import TensorGroup
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import Index
 from infinite_tensor.pipelines.sliding import (
+    Sliding,
     is_one_padding,
     names_of,
-    of_all,
     of_dimensions,
     positive,
     slid_dims,
-    window_advice,
-    window_over,
 )
 from infinite_tensor.support.given import as_ratio, members, number, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import TileStore
 from infinite_tensor.values.dtypes import checked_dtype, dtype_of
-from infinite_tensor.values.reduction import Reduction, labels_dtype, reduced, reduction_to_json
+from infinite_tensor.values.reduction import Reduction, labels_dtype
 from infinite_tensor.values.weights import WeightedMean, lifted
 
 
-@dataclass(frozen=True)
-class Sliding:
-    """Windows sliding over a source.
+def overlapping(
+    source: InfiniteTensor, dims: object, window: object, overlap: object, padding: object, edge: object, scale: object
+) -> Sliding:
+    """Return the windows for the arguments of `predict`.
 
-    Attributes
-    ----------
-    source : InfiniteTensor
-        The tensor under the windows.
-    numbers : tuple of int
-        The sliding dimensions: the dimensions along which windows slide.
-    names : tuple of (str or None)
-        The names of the sliding dimensions.
-    channel_dim : int or None
-        The dimension of the channels, if there is one.
-    size, stride : tuple of int
-        Size of a window, and distance between the starts of neighbouring windows, in pixels.
-    padding : object
-        The `args_padding` for pixels beyond the ends of the source.
-    offset : tuple of int
-        Start of window 0. With "wrap" padding, window 0 starts before pixel 0, so that pixels at the ends are covered
-        by as many windows as pixels in the middle.
+    With "wrap" padding, window 0 starts before pixel 0, so that pixels at the ends are covered by as many windows as
+    pixels in the middle. Raise ValidationError if an argument is invalid.
     """
-
-    source: InfiniteTensor
-    numbers: tuple[int, ...]
-    names: tuple[str | None, ...]
-    channel_dim: int | None
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: object
-    offset: tuple[int, ...]
-
-    @classmethod
-    def over(
-        cls, source: InfiniteTensor, dims: object, window: object, overlap: object, padding: object, edge: object
-    ) -> Self:
-        """Create the windows from the arguments of `predict`.
-
-        Raise ValidationError if an argument is invalid.
-        """
-        names, entries = _names_of(source, dims), members(window)
-        try:
-            numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
-            if len(numbers) < source.ndim - 1:
-                raise ValueError(
-                    f"windows slide over {len(numbers)} of {source.ndim} dimensions, but only one dimension may be "
-                    "left for channels"
-                )
-        except ValueError as problem:
-            if members(overlap) is None:
-                of_dimensions("overlap", overlap, max(2, source.ndim - 1), *_SHARES)
-            tried = window_advice(window, source.shape) if None in names else ""
-            batch = (
-                "; if the first dimension is a batch, give source[0]"
-                if source.ndim > 3 and source.shape[0] == 1
-                else ""
+    names, entries = _names_of(source, dims), members(window)
+    try:
+        numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
+        if len(numbers) < source.ndim - 1:
+            raise ValueError(
+                f"windows slide over {len(numbers)} of {source.ndim} dimensions, but only one dimension may be left "
+                "for channels"
             )
-            raise ValidationError(
-                f"the source has shape {source.shape} and dims {tuple(names)}: {problem}; give {tried}dims=('c', 'y', "
-                "'x') or dims=('y', 'x', 'c'), and a window with one entry for each dimension except channels"
-                f"{batch}"
-            ) from None
-        rest = [d for d in range(source.ndim) if d not in numbers]
-        size = of_dimensions("window", window, len(numbers), positive, "a positive int")
-        shared = of_dimensions("overlap", overlap, len(size), *_SHARES)
-        stride = tuple(map(_stride, size, shared))
-        named = tuple(names[d] for d in numbers)
-        given, modes = padding, [padding] * len(size)
-        if not is_one_padding(padding):
-            expected = 'one padding, as in "reflect" or ("constant", 0)'
-            modes = of_dimensions(
-                "padding", padding, len(size), lambda each: each if is_one_padding(each) else None, expected
-            )
-            given = [of_all(source, numbers, modes)]
-        closed = [
-            word(edge) != "drop" and word(mode) == "wrap" and source.shape[d] is not None
-            for d, mode in zip(numbers, modes, strict=True)
+    except ValueError as problem:
+        batch = (
+            "; if the first dimension is a batch, give source[0]" if source.ndim > 3 and source.shape[0] == 1 else ""
+        )
+        raise ValidationError(
+            f"the source has shape {source.shape} and dims {tuple(names)}: {problem}; give dims=('c', 'y', "
+            f"'x') or dims=('y', 'x', 'c'), and a window with one entry for each dimension except channels{batch}"
+        ) from None
+    size = of_dimensions("window", window, len(numbers), positive, "a positive int")
+    stride = tuple(map(_stride, size, of_dimensions("overlap", overlap, len(size), *_SHARES)))
+    modes = [padding] * len(size)
+    if not is_one_padding(padding):
+        expected = 'one padding, as in "reflect" or ("constant", 0)'
+        modes = of_dimensions("padding", padding, len(size), lambda n: n if is_one_padding(n) else None, expected)
+    before = tuple(
+        [
+            n - step if word(edge) != "drop" and word(mode) == "wrap" and source.shape[d] is not None else 0
+            for d, mode, n, step in zip(numbers, modes, size, stride, strict=True)
         ]
-        offset = tuple(step - n if closes else 0 for n, step, closes in zip(size, stride, closed, strict=True))
-        return cls(source, tuple(numbers), named, rest[0] if rest else None, tuple(size), stride, given, offset)
+    )
+    after = tuple([n - step - more for n, step, more in zip(size, stride, before, strict=True)])
+    ratios = (
+        []
+        if scale is None
+        else of_dimensions("scale", scale, len(size), as_ratio, "a positive number such as 2 or 0.5")
+    )
+    named = tuple([names[d] for d in numbers])
+    return Sliding(source, tuple(numbers), named, before, after, tuple(ratios), stride, edge)
 
-    @property
-    def window(self) -> TensorWindow:
-        """The windows over the source."""
-        slid = zip(self.size, self.stride, self.offset, range(len(self.size)), strict=True)
-        return window_over(self.source, dict(zip(self.numbers, slid, strict=True)))
 
-    def edges(self, edge: Any, channels: int = 0) -> Any:
-        """Return the `edge` for the tensor of an output.
+def edges_of(sliding: Sliding, channels: int = 0) -> Any:
+    """Return the `edge` for the tensor of an output.
 
-        Dimensions in which windows begin before pixel 0, as with "wrap" padding, get "all". All others get the given
-        `edge`. The tensor has `channels` dimensions in front of the sliding dimensions.
-        """
-        if not any(self.offset):
-            return edge
-        return (*[edge] * channels, *["all" if offset else edge for offset in self.offset])
+    Dimensions in which windows begin before pixel 0 get "all", all others the given `edge`. The tensor has `channels`
+    dimensions in front.
+    """
+    if not any(sliding.before):
+        return sliding.edge
+    return (*[sliding.edge] * channels, *["all" if more else sliding.edge for more in sliding.before])
 
-    @property
-    def extents(self) -> list[int | None]:
-        """Extents of the source along the sliding dimensions."""
-        return [self.source.shape[d] for d in self.numbers]
 
-    def first(self, region: object, edge: object, count: int) -> list[Index]:
-        """Return the indices of the windows in the first batch: up to `count` windows over a region.
+def first_windows(sliding: Sliding, region: object, count: int) -> list[Index]:
+    """Return the indices of the windows in the first batch: up to `count` windows over a region.
 
-        There is at least one window, even for an empty region.
-        """
-        ndim = len(self.size)
-        try:
-            start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
-        except RegionError:
-            # The region may be in output pixels, and the output size is known only after the first windows.
-            start = stop = (0,) * ndim
-        low, high = self._grid(edge).box(start, stop)
-        indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
-        return list(itertools.islice(indices, count))
+    There is at least one window, even for an empty region.
+    """
+    try:
+        start, stop, *_ = parse(... if region is None else members(region) or (region,), sliding.extents)
+    except RegionError:
+        # The region may be in output pixels, and the output size is known only after the first windows.
+        start = stop = (0,) * len(sliding.numbers)
+    low, high = _grid(sliding).box(start, stop)
+    indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
+    return list(itertools.islice(indices, count))
 
-    def count(self, edge: object) -> list[int | None]:
-        """Return the number of windows along each dimension.
 
-        The number is None for unbounded dimensions. Raise ValidationError if no window lies in the source.
-        """
-        lasts = self._grid(edge).last
-        found = [None if n is None else last + 1 for n, last in zip(self.extents, lasts, strict=True)]
-        if 0 in found:
-            raise ValidationError(
-                f"no window of {self.size} pixels fits into the source of {tuple(self.extents)} pixels; give "
-                "edge='clip', or a smaller window"
-            )
-        return found
+def _count(sliding: Sliding) -> list[int | None]:
+    """Return the number of windows along each dimension, or None for unbounded ones."""
+    lasts = _grid(sliding).last
+    found = [None if n is None else last + 1 for n, last in zip(sliding.extents, lasts, strict=True)]
+    if 0 in found:
+        raise ValidationError(
+            f"no window of {sliding.size} pixels fits into the source of {sliding.extents} pixels; give edge='clip', "
+            "or a smaller window"
+        )
+    return found
 
-    def _grid(self, edge: object) -> WindowGrid:
-        extents = tuple(self.extents)
-        edges = checked_edge(self.edges(word(edge) or "drop"), extents)
-        return WindowGrid(TensorWindow(self.size, self.stride, self.offset), extents, edges)
 
-    def given_scale(self, given: object) -> tuple[Fraction, ...] | None:
-        """Return the given scale for each sliding dimension, or None if `given` is None."""
-        if given is None:
-            return None
-        return tuple(of_dimensions("scale", given, len(self.size), as_ratio, "a positive number such as 2 or 0.5"))
+def _grid(sliding: Sliding) -> WindowGrid:
+    edge = edges_of(replace(sliding, edge=word(sliding.edge) or "drop"))
+    window = TensorWindow(sliding.size, sliding.stride, sliding.offset)
+    return WindowGrid(window, sliding.extents, checked_edge(edge, sliding.extents))
 
-    def scale_of(self, shape: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
-        """Return the scale of an output of this shape.
 
-        Raise ShapeMismatchError if the scale is unknown or differs from `given`.
-        """
-        size = tuple(shape[-len(self.size) :])
-        if is_single := {*size} == {1}:
-            # One pixel per stride.
-            found = tuple(Fraction(1, step) for step in self.stride)
-        else:
-            found = tuple(map(Fraction, size, self.size))
-        told = f"net returned {size} for windows of {self.size} pixels, {self.stride} apart"
-        is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
-        if given is None and (not is_known or shape[:-1] == self.size != size):
-            raise ShapeMismatchError(
-                f"{told}, so the scale is unknown. If the output is cropped, or has channels last, return all pixels "
-                "with channels first, as in lambda batch: net(batch).movedim(-1, 1); otherwise, give "
-                f"scale={_shown(found)}"
-            )
-        if given not in (None, found):
-            raise ShapeMismatchError(
-                f"{told}, at scale={_shown(found)}, not {_shown(given)}; leave scale out, or have net return "
-                f"{tuple(str(n * scale) for n, scale in zip(self.size, given, strict=True))}"
-            )
-        return found
+def scale_of(sliding: Sliding, shape: Sequence[int]) -> tuple[Fraction, ...]:
+    """Return the scale of an output of this shape.
 
-    def check(self, results: Mapping[str | None, Result], edge: object) -> None:
-        """Check that the outputs fit the windows and each other.
+    Raise ShapeMismatchError if the scale is unknown or differs from the one that is given.
+    """
+    size, given = tuple(shape[-len(sliding.size) :]), sliding.scale
+    if is_single := {*size} == {1}:
+        # One pixel per stride.
+        found = tuple(Fraction(1, step) for step in sliding.stride)
+    else:
+        found = tuple(map(Fraction, size, sliding.size))
+    told = f"net returned {size} for windows of {sliding.size} pixels, {sliding.stride} apart"
+    is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
+    if not given and (not is_known or shape[:-1] == sliding.size != size):
+        raise ShapeMismatchError(
+            f"{told}, so the scale is unknown. If the output is cropped, or has channels last, return all pixels with "
+            "channels first, as in lambda batch: net(batch).movedim(-1, 1); otherwise, give "
+            f"scale={_scale_text(found)}"
+        )
+    if given not in ((), found):
+        raise ShapeMismatchError(
+            f"{told}, at scale={_scale_text(found)}, not {_scale_text(given)}; leave scale out, or have net return "
+            f"{tuple(str(n * scale) for n, scale in zip(sliding.size, given, strict=True))}"
+        )
+    return found
 
-        Raise ValidationError if windows begin between pixels of an output, or if outputs cover different regions.
-        """
-        singles = [name for name, result in results.items() if result.seen.is_single]
-        scales = [result.scale for name, result in results.items() if name not in singles]
-        wrong = [scale for scale in scales if any(step * s % 1 for step, s in zip(self.stride, scale, strict=True))]
-        if wrong:
-            units = [math.lcm(*[scale.denominator for scale in along]) for along in zip(*scales, strict=True)]
-            shares = [_share_for(*each) for each in zip(self.size, self.stride, units, strict=True)]
-            shown = str(shares[0]) if len({*shares}) == 1 else f"({', '.join(map(str, shares))})"
-            raise ValidationError(
-                f"at scale {_shown(wrong[0])}, a stride of {self.stride} pixels is not a whole number of output "
-                f"pixels; give overlap={shown}, or another window"
-            )
-        ends = zip(self.count(edge), self.extents, self.stride, strict=True) if singles and scales else ()
-        if any(n is not None and count != -(-n // step) for count, n, step in ends):
-            others = [name for name in results if name not in singles]
-            raise ValidationError(
-                f"outputs {singles} of net have one pixel for each window, and do not cover the same region as "
-                f"outputs {others}; give overlap=0 and edge='clip', or predict one output at a time, as in "
-                f"lambda batch: net(batch)[{singles[0]!r}]"
-            )
+
+def check_outputs(sliding: Sliding, results: Mapping[str | None, Result]) -> None:
+    """Check that the outputs fit the windows and each other.
+
+    Raise ValidationError if windows begin between pixels of an output, or if outputs cover different regions.
+    """
+    singles = [name for name, result in results.items() if result.returned.is_single]
+    scales = [result.scale for name, result in results.items() if name not in singles]
+    wrong = [scale for scale in scales if any(step * s % 1 for step, s in zip(sliding.stride, scale, strict=True))]
+    if wrong:
+        units = [math.lcm(*[scale.denominator for scale in along]) for along in zip(*scales, strict=True)]
+        raise ValidationError(
+            f"at scale {_scale_text(wrong[0])}, a stride of {sliding.stride} pixels is not a whole number of output "
+            f"pixels; give a window and an overlap for a stride that is a multiple of {tuple(units)}"
+        )
+    ends = zip(_count(sliding), sliding.extents, sliding.stride, strict=True) if singles and scales else ()
+    if any(n is not None and count != -(-n // step) for count, n, step in ends):
+        others = [name for name in results if name not in singles]
+        raise ValidationError(
+            f"outputs {singles} of net have one pixel for each window, and do not cover the same region as outputs "
+            f"{others}; give overlap=0 and edge='clip', or predict one output at a time, as in lambda batch: "
+            f"net(batch)[{singles[0]!r}]"
+        )
 
 
 def _stride(size: int, share: float) -> int:
     return max(1, int(size * (1 - share)))
 
 
-def _share_for(size: int, stride: int, unit: int) -> float:
-    """Return the overlap to suggest in an error message.
-
-    The suggested stride is the multiple of `unit` nearest to `stride`. For `size` 64, `stride` 50 and `unit` 8, this is
-    a stride of 48, so the overlap is 0.25.
-    """
-    step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
-    # If 0.8 gives a stride of 31.99 pixels, the stride is cut to 31. Try overlaps slightly below 0.8.
-    shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
-    return next(share for share in shares if _stride(size, share) == step)
-
-
-def _shown(scales: Sequence[Fraction]) -> str:
+def _scale_text(scales: Sequence[Fraction]) -> str:
     return "(" + ", ".join(map(str, scales)) + ")" if len({*scales}) > 1 else str(scales[0])
 
 
@@ -366,7 +296,7 @@ class Result:
 
     Attributes
     ----------
-    seen : Returned
+    returned : Returned
         The output of the network.
     scale : tuple of Fraction
         Pixels of the output along one pixel of the source.
@@ -378,26 +308,26 @@ class Result:
         Stored values per pixel, or None without a channel dimension.
     """
 
-    seen: Returned
+    returned: Returned
     scale: tuple[Fraction, ...]
     reduction: Reduction | None
     stored: Any
     channels: int | None
 
-    def output(self, sliding: Sliding, blend: Any, edge: str) -> Output:
+    def output(self, sliding: Sliding, blend: Any) -> Output:
         """Return the `Output` for creating the stored tensor."""
+        is_single = self.returned.is_single
         shape = (
-            sliding.count(edge)
-            if self.seen.is_single
+            _count(sliding)
+            if is_single
             else [None if n is None else math.ceil(n * by) for n, by in zip(sliding.extents, self.scale, strict=True)]
         )
         stride = [int(n * scale) for n, scale in zip(sliding.stride, self.scale, strict=True)]
         # With one pixel per window, pixel 0 always belongs to window 0.
-        begin = (0,) * len(stride) if self.seen.is_single else sliding.offset
-        offset = [int(n * scale) for n, scale in zip(begin, self.scale, strict=True)]
+        offset = [0 if is_single else int(n * by) for n, by in zip(sliding.offset, self.scale, strict=True)]
         channels = [] if self.channels is None else [self.channels]
         window = TensorWindow(
-            [*channels, *self.seen.size],
+            [*channels, *self.returned.size],
             [*channels, *stride],
             [*[0 for _ in channels], *offset],
             [*[None for _ in channels], *range(len(stride))],
@@ -405,7 +335,7 @@ class Result:
         dims = None if None in sliding.names else [*["c" for _ in channels], *map(str, sliding.names)]
         if channels and isinstance(blend, WeightedMean):
             blend = lifted(blend)
-        edges, init = sliding.edges(edge, len(channels)), self._blend_init(blend)
+        edges, init = edges_of(sliding, len(channels)), self._blend_init(blend)
         return Output(
             [*channels, *shape], self.stored, window, self._blend(blend, window), init, edges, dims, self.reduction
         )
@@ -413,11 +343,11 @@ class Result:
     @property
     def blended(self) -> torch.dtype:
         """The dtype for blending windows."""
-        return checked_dtype(self.stored) if self.reduction is None else self.seen.computed
+        return checked_dtype(self.stored) if self.reduction is None else self.returned.computed
 
     def _blend_init(self, blend: Any) -> Any:
         dtype = self.blended
-        if self.seen.is_single or dtype.is_complex or not (blend is torch.maximum or blend is torch.minimum):
+        if self.returned.is_single or dtype.is_complex or not (blend is torch.maximum or blend is torch.minimum):
             return None
         if dtype.is_floating_point:
             ends: tuple[Any, Any] = (-math.inf, math.inf)
@@ -428,7 +358,7 @@ class Result:
         return ends[blend is torch.minimum]
 
     def _blend(self, blend: Any, window: TensorWindow) -> Any:
-        if self.seen.is_single:
+        if self.returned.is_single:
             return "last"
         if not isinstance(blend, WeightedMean):
             return blend
@@ -444,15 +374,13 @@ class Result:
         return blend
 
 
-def returned_by(
-    name: str | None, output: torch.Tensor, sliding: Sliding, scale: tuple[Fraction, ...] | None
-) -> Returned:
+def returned_by(name: str | None, output: torch.Tensor, sliding: Sliding) -> Returned:
     """Describe an output for a batch of windows.
 
     Raise ShapeMismatchError if the shape does not fit the windows.
     """
     shape, ndim = tuple(output.shape[1:]), len(sliding.size)
-    pixels = sliding.size if scale is None else tuple(map(operator.mul, sliding.size, scale))
+    pixels = tuple(map(operator.mul, sliding.size, sliding.scale)) if sliding.scale else sliding.size
     if not shape or (len(shape) == 1 and (ndim > 1 or shape != pixels)):
         return Returned(shape[0] if shape else None, (1,) * ndim, output.dtype)
     dims = len(shape) - ndim
@@ -476,7 +404,7 @@ def returned_before(
     found: dict[str | None, Returned] = {}
     for name, stored in definitions.items():
         size, reduction, args = stored["output_window"]["size"], stored.get("reduce"), stored["args"]
-        if len(args) != 1 or len(args[0]["window"]["size"]) != sliding.source.ndim or len(size) < len(sliding.size):
+        if len(args) != 1 or len(args[0]["window"]["size"]) != sliding.tensor.ndim or len(size) < len(sliding.size):
             # Not this prediction. A later comparison of the definitions raises an error with the differences.
             return {}
         if name != tensor_id and len(_outputs_in(definitions)) != len(definitions):
@@ -487,10 +415,10 @@ def returned_before(
             pixels = tuple(map(lambda now, then, given: now * then // given, sliding.size, pixels, read))
         if reduction is None:
             channels = size[0] if len(size) > len(pixels) else None
-            seen = Returned(channels, pixels, dtype_of(stored["dtype"]))
+            returned = Returned(channels, pixels, dtype_of(stored["dtype"]))
         else:
-            seen = Returned(reduction["in_channels"], pixels, dtype_of(reduction["dtype"]))
-        found[None if name == tensor_id else name.removeprefix(f"{tensor_id}/")] = seen
+            returned = Returned(reduction["in_channels"], pixels, dtype_of(reduction["dtype"]))
+        found[None if name == tensor_id else name.removeprefix(f"{tensor_id}/")] = returned
     return found
 
 
@@ -522,117 +450,3 @@ def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None,
         returned = "a single tensor" if None in outputs else f"outputs {list(outputs)}"
         raise ValidationError(f"reduce has entries for {names}, but net returned {returned}")
     return {str(each): reduction for each, reduction in reduce.items()}.get(str(name))
-
-
-@dataclass(frozen=True)
-class Channels:
-    """Selects a single result from a tensor storing several results as channels.
-
-    Used as the ``fn`` of a `map`.
-
-    Attributes
-    ----------
-    start, stop : int
-        The first channel of the result, and the channel after the last.
-    is_single : bool
-        Whether the result has no dimension for channels.
-    dtype : torch.dtype
-        Dtype of the result.
-    """
-
-    start: int
-    stop: int
-    is_single: bool
-    dtype: torch.dtype
-
-    def __call__(self, region: torch.Tensor) -> torch.Tensor:
-        """Return the result in a region."""
-        found = region[self.start] if self.is_single else region[self.start : self.stop]
-        return found.to(self.dtype)
-
-    def _reaches(self) -> Mapping[str, object]:
-        return vars(self)
-
-
-class Reductions:
-    """Combines several reductions of the same scores.
-
-    The combination returns all results as channels.
-
-    Parameters
-    ----------
-    results : mapping of str to Result
-        The result of each reduction.
-
-    Raises
-    ------
-    ValidationError
-        If no dtype can hold the values of all results.
-    """
-
-    def __init__(self, results: Mapping[str, Result]) -> None:
-        self._reductions = [each.reduction for each in results.values()]
-        ends = [0, *itertools.accumulate(each.channels or 1 for each in results.values())]
-        self._channels = {
-            name: Channels(start, stop, each.channels is None, checked_dtype(each.stored))
-            for (name, each), (start, stop) in zip(results.items(), itertools.pairwise(ends), strict=True)
-        }
-        self._dtype = _holding_all({name: each.dtype for name, each in self._channels.items()})
-
-    @property
-    def told(self) -> list[str]:
-        """The name and function of each result, such as ``labels: argmax``.
-
-        These texts become part of the `version` of the stored tensor.
-        """
-        names = ["" if each is None else reduction_to_json(each)["function"] for each in self._reductions]
-        return sorted(f"{name}: {function}" for name, function in zip(self._channels, names, strict=True))
-
-    def result(self, seen: Returned, scale: tuple[Fraction, ...]) -> Result:
-        """Return a `Result` for storing all results together, as channels."""
-        count = max(each.stop for each in self._channels.values())
-        return Result(seen, scale, Reduction(self, seen.channels or 0, count, seen.computed), self._dtype, count)
-
-    def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """Reduce scores of shape (channels, N)."""
-        found = [scores if each is None else reduced(each, scores) for each in self._reductions]
-        return torch.cat([each.reshape(-1, scores.shape[1]).to(self._dtype) for each in found])
-
-    def _reaches(self) -> Mapping[str, object]:
-        functions = [None if each is None else each.function for each in self._reductions]
-        return dict(zip(self._channels, functions, strict=True))
-
-    def group(self, made: InfiniteTensor, store: TileStore) -> TensorGroup:
-        """Return a group with a tensor for each result.
-
-        Each tensor takes its channels from `made`, which contains all results, and caches windows in `store`.
-        """
-        dims = tuple(range(1, made.ndim))
-        tensors = {
-            name: made.map(
-                each,
-                dims=dims,
-                channels=() if each.is_single else each.stop - each.start,
-                dtype=each.dtype,
-                store=store,
-            )
-            for name, each in self._channels.items()
-        }
-        return TensorGroup(tensors, dims=tuple(range(-len(dims), 0)))
-
-
-def _holding_all(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
-    least = functools.reduce(torch.promote_types, dtypes.values())
-    for found in (least, torch.float32, torch.float64):
-        if torch.promote_types(least, found) == found and not any(_is_wider(dtype, found) for dtype in dtypes.values()):
-            return found
-    raise ValidationError(
-        f"reductions of the same scores need a common dtype, and no dtype contains all values of {dict(dtypes)}; "
-        "return dtypes such as torch.uint8 and torch.float32, or call predict for each reduction"
-    )
-
-
-def _is_wider(dtype: torch.dtype, than: torch.dtype) -> bool:
-    """Return whether integers of `dtype` exceed the precision of the float dtype `than`."""
-    is_int = not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
-    return is_int and than.is_floating_point and torch.iinfo(dtype).max > 2 / torch.finfo(than).eps

@@ -1,17 +1,16 @@
-"""Windows sliding over the inputs of a tensor.
+"""Windows that slide over tensors.
 
-Windows slide over some dimensions of an input, called slid dimensions, and contain the other dimensions whole. A
-`Slide` is a slid dimension of an input. An `Along` is a dimension of the output, with the allowed sizes of a returned
-window. Both together determine the windows of all tensors.
+A `Sliding` is one tensor with its windows, for `map_windows` and `predict` alike. An `Along` is a dimension of the
+output of a map, with the allowed sizes of a returned window.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
@@ -35,35 +34,78 @@ _Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
-class Slide:
-    """A slid dimension of an input.
+class Sliding:
+    """Windows that slide over some dimensions of a tensor, and contain the others whole.
+
+    A window is a cell of `stride` pixels, with `before` and `after` pixels around it. Both `map_windows` and `predict`
+    make this value: for the one, the surrounding pixels are the halo, for the other the overlap with the next window.
+    All attributes except `tensor` and `edge` have an entry for each dimension over which windows slide.
 
     Attributes
     ----------
-    d : int
-        The number of the dimension in the input.
-    extent : int or None
-        The length of the dimension in pixels of the input.
-    halo : int
-        Pixels of the input that are read around the window on each side.
-    scale : Fraction
-        Pixels of the output along one pixel of the input.
+    tensor : InfiniteTensor
+        The tensor under the windows.
+    numbers : tuple of int
+        The dimensions over which windows slide.
+    names : tuple of (str or None)
+        Their names, if a user has given any.
+    before, after : tuple of int
+        Pixels of a window on each side of the cell.
+    scale : tuple of Fraction
+        Pixels of the output along one pixel of the tensor. Empty if unknown.
+    stride : tuple of int
+        Length of a cell. Empty if unknown.
+    edge : "clip" or "drop"
+        What happens to windows that reach past the end.
     """
 
-    d: int
-    extent: int | None
-    halo: int
-    scale: Fraction
+    tensor: InfiniteTensor
+    numbers: tuple[int, ...]
+    names: tuple[str | None, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    scale: tuple[Fraction, ...] = ()
+    stride: tuple[int, ...] = ()
+    edge: Any = "clip"
 
     @property
-    def margin(self) -> Fraction:
-        """The halo in pixels of the output."""
-        return self.halo * self.scale
+    def extents(self) -> tuple[int | None, ...]:
+        """Extents of the tensor, in pixels."""
+        return tuple([self.tensor.shape[d] for d in self.numbers])
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Length of a window."""
+        return tuple(map(sum, zip(self.before, self.stride, self.after, strict=True)))
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """Start of window 0."""
+        return tuple([-n for n in self.before])
+
+    @property
+    def kept(self) -> list[int]:
+        """The dimensions contained whole in each window."""
+        return [d for d in range(self.tensor.ndim) if d not in self.numbers]
+
+    def window(self, coordinates: Sequence[int]) -> TensorWindow:
+        """Return the window over the tensor. `coordinates` are those of the output that its dimensions follow."""
+        slid = dict(zip(self.numbers, zip(self.size, self.stride, self.offset, coordinates, strict=True), strict=True))
+        whole = [slid.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(self.tensor.shape)]
+        return TensorWindow(*zip(*whole, strict=True))
+
+    def padding(self, given: object) -> object:
+        """Expand a padding for each dimension over which windows slide to all dimensions; leave others unchanged."""
+        entries = None if is_one_padding(given) else members(given)
+        if entries is None or len(entries) != len(self.numbers):
+            return given
+        along = dict(zip(self.numbers, entries, strict=True))
+        return [along.get(d) for d in range(self.tensor.ndim)]
 
 
 @dataclass(frozen=True)
 class Along:
-    """One dimension of the output.
+    """One dimension of the output of a map.
 
     Attributes
     ----------
@@ -74,16 +116,16 @@ class Along:
     name : str or None
         Its name, if a user has given one.
     number : int or None
-        The index among the slid dimensions. None for a dimension kept whole.
-    slides : tuple of Slide
-        This dimension in each input. Empty for a dimension kept whole.
+        The index among the dimensions over which windows slide. None for a dimension kept whole.
+    halos : tuple of (int, Fraction)
+        The halo and the scale of each input along this dimension. Empty for a dimension kept whole.
     """
 
     extent: int | None
     size: int
     name: str | None
     number: int | None = None
-    slides: tuple[Slide, ...] = ()
+    halos: tuple[tuple[int, Fraction], ...] = ()
 
     @property
     def padded(self) -> int | None:
@@ -91,7 +133,7 @@ class Along:
 
         None if windows do not slide over this dimension, or the halo is not a whole number of pixels.
         """
-        margin = self.slides[0].margin if self.slides else None
+        margin = self.halos[0][0] * self.halos[0][1] if self.halos else None
         return None if margin is None or margin.denominator > 1 else self.size + 2 * int(margin)
 
     def crop(self, found: int) -> slice | None:
@@ -100,67 +142,14 @@ class Along:
         An output without a halo is kept whole. Return None for a wrong length.
         """
         margin, odd = divmod(found - self.size, 2)
-        known = not odd and margin in (0, *[slide.margin for slide in self.slides])
+        known = not odd and margin in (0, *[halo * scale for halo, scale in self.halos])
         return slice(margin, margin + self.size) if known else None
-
-
-@dataclass(frozen=True)
-class Source:
-    """An input with its slid dimensions."""
-
-    tensor: InfiniteTensor
-    slides: tuple[Slide, ...]
-
-    @property
-    def kept(self) -> list[int]:
-        """The dimensions contained whole in each window."""
-        slid = {slide.d for slide in self.slides}
-        return [d for d in range(self.tensor.ndim) if d not in slid]
-
-    def window(self, output: Sequence[Along]) -> TensorWindow:
-        """Return the window of the input for a window of the output."""
-        slid: dict[int, tuple[int, int, int, int]] = {}
-        for at, along in enumerate(output):
-            if along.number is not None:
-                slide = self.slides[along.number]
-                stride = int(along.size / slide.scale)
-                slid[slide.d] = stride + 2 * slide.halo, stride, -slide.halo, at
-        return window_over(self.tensor, slid)
-
-    def padding(self, given: object) -> object:
-        """Expand a padding from slid dimensions to all dimensions.
-
-        If `given` does not have an entry for each slid dimension, return `given`.
-        """
-        entries = None if is_one_padding(given) else members(given)
-        if entries is None or len(entries) != len(self.slides):
-            return given
-        return of_all(self.tensor, [slide.d for slide in self.slides], entries)
-
-
-def window_over(tensor: InfiniteTensor, slid: Mapping[int, tuple[int, int, int, int]]) -> TensorWindow:
-    """Return a window over a tensor.
-
-    `slid` maps each slid dimension to a tuple of size, stride, offset and window coordinate.
-    Along all other dimensions, the window covers the whole tensor.
-    """
-    whole = [slid.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(tensor.shape)]
-    return TensorWindow(*zip(*whole, strict=True))
-
-
-def of_all(tensor: InfiniteTensor, numbers: Sequence[int], entries: Sequence[object]) -> list[object]:
-    """Return a list with an entry for each dimension of a tensor.
-
-    `entries` belong to the dimensions `numbers`. All other dimensions get None.
-    """
-    along = dict(zip(numbers, entries, strict=True))
-    return [along.get(d) for d in range(tensor.ndim)]
 
 
 def sources_of(
     tensors: Sequence[InfiniteTensor], dims: object, window: object, halo: object, scale: object
-) -> list[Source]:
-    """Return the inputs with their slid dimensions.
+) -> list[Sliding]:
+    """Return the windows over each input, without their stride.
 
     All inputs have the same number of slid dimensions, in the same order.
     """
@@ -178,8 +167,8 @@ def sources_of(
     for tensor, slid, of_halo, of_scale in zip(tensors, numbers, halos, scales, strict=True):
         around = of_dimensions("halo", of_halo, len(slid), _from_zero, "a non-negative int")
         ratios = of_dimensions("scale", of_scale, len(slid), as_ratio, "a positive int or a ratio such as 0.5")
-        slides = [Slide(d, tensor.shape[d], a, b) for d, a, b in zip(slid, around, ratios, strict=True)]
-        found.append(Source(tensor, tuple(slides)))
+        known = tuple([names_of(tensor)[d] for d in slid])
+        found.append(Sliding(tensor, tuple(slid), known, tuple(around), tuple(around), tuple(ratios)))
     return found
 
 
@@ -232,25 +221,6 @@ def slid_dims(
     return found
 
 
-def window_advice(window: object, shape: Sequence[int | None]) -> str:
-    """Return advice for an error message: to give a tuple for `window` in place of an int.
-
-    For 64, it is the text ``window=(64, 64) for the last 2 dimensions, or ``. The caller appends other advice. The
-    text is empty if `window` is None or a tuple, or if the last dimension may be channels.
-
-    Raises
-    ------
-    ValidationError
-        If `window` is a single value, but not a positive int.
-    """
-    if window is None or members(window) is not None:
-        return ""
-    count = max(2, len(shape) - 1)
-    sides = of_dimensions("window", window, count, positive, "a positive int")
-    # With a tuple, windows slide over the last dimensions, perhaps including channels.
-    return "" if _may_be_channels(shape) else f"window={tuple(sides)} for the last {count} dimensions, or "
-
-
 def _may_be_channels(shape: Sequence[int | None]) -> bool:
     *others, last = shape
     few = last in (1, 2) and len(others) > 1 and all(n is None or n > last for n in others)
@@ -266,9 +236,8 @@ def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list
         raise
     except ValueError as problem:
         last = tuple(range(max(0, tensor.ndim - 2), tensor.ndim))
-        tried = window_advice(window, tensor.shape) if dims is None and None in names else ""
         raise ValidationError(
-            f"input {at} has shape {tensor.shape} and dims {tensor.dims}: {problem}; give {tried}dims=..., the names "
+            f"input {at} has shape {tensor.shape} and dims {tensor.dims}: {problem}; give dims=..., the names "
             f"or numbers of the dimensions to slide over, such as dims={last}"
         ) from None
 
@@ -332,7 +301,7 @@ def of_dimensions(
     return known
 
 
-def paddings_of(sources: Sequence[Source], padding: object) -> object:
+def paddings_of(sources: Sequence[Sliding], padding: object) -> object:
     """Expand the argument `padding` of `map_windows` to an `args_padding`.
 
     A tuple in `padding` has entries for slid dimensions only. In the result, it has entries for all dimensions of the
@@ -350,7 +319,7 @@ def is_one_padding(given: object) -> bool:
 
 
 def output_of(
-    sources: Sequence[Source], window: object, channels: object, tile: int | None, *, stored: bool
+    sources: Sequence[Sliding], window: object, channels: object, tile: int | None, *, stored: bool
 ) -> list[Along]:
     """Return the dimensions of the output.
 
@@ -362,20 +331,28 @@ def output_of(
     ValidationError
         If windows do not begin and end with whole pixels, inputs have different extents, or an argument is invalid.
     """
-    first = sources[0].tensor
+    first, names = sources[0], names_of(sources[0].tensor)
     sizes = _window_sizes(sources, window, tile, stored=stored)
-    numbers = {slide.d: j for j, slide in enumerate(sources[0].slides)}
-    output, kept = [], []
-    for d, extent in enumerate(first.shape):
-        name = names_of(first)[d]
-        if d in numbers:
-            j = numbers[d]
-            slides = tuple([source.slides[j] for source in sources])
-            output.append(Along(_extent(sources, j), sizes[j], name, j, slides))
+    output = []
+    for d, extent in enumerate(first.tensor.shape):
+        if d in first.numbers:
+            j = first.numbers.index(d)
+            halos = tuple([(source.before[j], source.scale[j]) for source in sources])
+            output.append(Along(_extent(sources, j), sizes[j], names[d], j, halos))
         else:
-            kept.append(d)
-            output.append(Along(extent, extent or 1, name))
-    return output if channels is None else _with_channels(output, kept, channels)
+            output.append(Along(extent, extent or 1, names[d]))
+    return output if channels is None else _with_channels(output, first.kept, channels)
+
+
+def windows_of(sources: Sequence[Sliding], output: Sequence[Along]) -> list[TensorWindow]:
+    """Return the window over each input, for a window of the output."""
+    at = {along.number: d for d, along in enumerate(output)}
+    order = [at[j] for j in range(len(sources[0].numbers))]
+    windows = []
+    for source in sources:
+        stride = [int(output[d].size / scale) for d, scale in zip(order, source.scale, strict=True)]
+        windows.append(replace(source, stride=tuple(stride)).window(order))
+    return windows
 
 
 def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -> list[Along]:
@@ -397,75 +374,75 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
     return [replace(along, extent=extent, size=extent) if along.number is None else along for along in output]
 
 
-def _window_sizes(sources: Sequence[Source], window: object, tile: int | None, *, stored: bool) -> list[int]:
+def _window_sizes(sources: Sequence[Sliding], window: object, tile: int | None, *, stored: bool) -> list[int]:
     """Return the window size along each slid dimension, in pixels of the output."""
-    first = sources[0].slides
+    first = sources[0]
     # Units in pixels of the first input. A multiple is a whole number of pixels in all inputs and in the output.
     units = [
-        math.lcm(*[(slide.scale / source.slides[j].scale).denominator for source in sources], slide.scale.denominator)
-        for j, slide in enumerate(first)
+        math.lcm(*[(scale / source.scale[j]).denominator for source in sources], scale.denominator)
+        for j, scale in enumerate(first.scale)
     ]
     if window is None:
-        wanted = [-(-tile // slide.scale) for slide in first] if tile else _default_sides(sources, stored=stored)
+        wanted = [-(-tile // scale) for scale in first.scale] if tile else _default_sides(sources, stored=stored)
         sides = [
-            -(-min(most, slide.extent or most) // unit) * unit
-            for most, slide, unit in zip(wanted, first, units, strict=True)
+            -(-min(most, extent or most) // unit) * unit
+            for most, extent, unit in zip(wanted, first.extents, units, strict=True)
         ]
     else:
-        sides = of_dimensions("window", window, len(first), positive, "a positive int")
+        sides = of_dimensions("window", window, len(first.numbers), positive, "a positive int")
     for j, (side, unit) in enumerate(zip(sides, units, strict=True)):
         if side % unit:
-            scales = ", ".join(str(source.slides[j].scale) for source in sources)
+            scales = ", ".join(str(source.scale[j]) for source in sources)
             raise ValidationError(
                 f"window must be a whole number of pixels at scale {scales}, got {side}; give a multiple of {unit}, "
                 f"such as {-(-side // unit) * unit}"
             )
-    return [int(side * slide.scale) for side, slide in zip(sides, first, strict=True)]
+    return [int(side * scale) for side, scale in zip(sides, first.scale, strict=True)]
 
 
-def _default_sides(sources: Sequence[Source], *, stored: bool) -> list[int]:
+def _default_sides(sources: Sequence[Sliding], *, stored: bool) -> list[int]:
     """Return the default size of a window, in pixels of the first input.
 
     The window may be larger than the input.
     """
-    first = sources[0].slides
-    at = min(len(first), len(_STORED)) - 1
+    first = sources[0]
+    at = min(len(first.numbers), len(_STORED)) - 1
     longest = math.inf if stored else _LONGEST[at]
-    finer = [max(Fraction(1), slide.scale) for slide in first]
+    finer = [max(Fraction(1), scale) for scale in first.scale]
     # The limits hold for the input and for the output.
     sides = [-(-(_STORED if stored else _UNSTORED)[at] // scale) for scale in finer]
     least = [
-        max(map(_least, slides)) / slides[0].scale
-        for slides in zip(*[source.slides for source in sources], strict=True)
+        max(_least(source.before[j], source.scale[j]) for source in sources) / scale
+        for j, scale in enumerate(first.scale)
     ]
-    kept = math.prod(sources[0].tensor.shape[d] or 1 for d in sources[0].kept)
+    kept = math.prod(first.tensor.shape[d] or 1 for d in first.kept)
     while True:
         longer = [
             n if n >= enough or n * scale >= longest else 2 * n
             for n, enough, scale in zip(sides, least, finer, strict=True)
         ]
-        covered = [min(n, slide.extent or n) * scale for n, slide, scale in zip(longer, first, finer, strict=True)]
+        covered = [min(n, end or n) * scale for n, end, scale in zip(longer, first.extents, finer, strict=True)]
         if longer == sides or kept * math.prod(covered) > _MOST_PIXELS:
             return sides
         sides = longer
 
 
-def _least(slide: Slide) -> Fraction:
+def _least(halo: int, scale: Fraction) -> Fraction:
     """Return the length of a window, in pixels of the output, with a small share of halo."""
-    return 2 * slide.halo / (_WITH_HALO * max(Fraction(1), 1 / slide.scale) - 1 / slide.scale)
+    return 2 * halo / (_WITH_HALO * max(Fraction(1), 1 / scale) - 1 / scale)
 
 
-def _extent(sources: Sequence[Source], j: int) -> int | None:
-    slides = [source.slides[j] for source in sources]
-    covered = [None if slide.extent is None else math.ceil(slide.extent * slide.scale) for slide in slides]
+def _extent(sources: Sequence[Sliding], j: int) -> int | None:
+    extents, scales = [source.extents[j] for source in sources], [source.scale[j] for source in sources]
+    covered = [None if n is None else math.ceil(n * scale) for n, scale in zip(extents, scales, strict=True)]
     # The last pixel of a coarse input may reach beyond the end of a fine input.
     found = min((pixels for pixels in covered if pixels is not None), default=None)
-    for at, (slide, pixels) in enumerate(zip(slides, covered, strict=True)):
-        if found is not None and pixels not in (None, found) and slide.extent != math.ceil(found / slide.scale):
-            name = sources[at].tensor.dims[slide.d]
+    for at, (extent, scale, pixels) in enumerate(zip(extents, scales, covered, strict=True)):
+        if found is not None and pixels not in (None, found) and extent != math.ceil(found / scale):
+            name = sources[at].tensor.dims[sources[at].numbers[j]]
             raise ValidationError(
-                f"in dimension {name!r}, input {at} ({slide.extent} pixels, scale {slide.scale}) makes {pixels} pixels "
-                f"of the output, but input {covered.index(found)} makes {found}; give scale=(...), the number of "
-                "output pixels per pixel of each input"
+                f"in dimension {name!r}, input {at} ({extent} pixels, scale {scale}) makes {pixels} pixels of the "
+                f"output, but input {covered.index(found)} makes {found}; give scale=(...), the number of output "
+                "pixels per pixel of each input"
             )
     return found
