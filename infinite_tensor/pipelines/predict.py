@@ -260,17 +260,18 @@ def predict(
     ((100, 150), torch.uint8)
     """
     # Check the job. This has no side effect.
+    check_fill_options(predict, options)
+    tensor_id = checked_id(tensor_id)
     sliding = overlapping(_tensor_of(source, dims), dims, window, overlap, padding, edge, scale)
     f = _checked_network(net, batch_size, device, sliding, reduce)
-    tensor_id = checked_id(tensor_id)
-    check_fill_options(predict, options)
     options["where"] = where = _mask_of(sliding, region, options.get("where"))
     if checked_flag("overwrite", overwrite) and options.get("shard") is not None:
         raise ValidationError("overwrite=True would delete the results of other shards: leave out overwrite or shard")
     blended = WeightedMean("gaussian", sigma_scale) if word(blend) == "gaussian" else resolved_blend(blend)
+    slid = sliding.window(range(len(sliding.numbers)))
     how: dict[str, Any] = {
         "args": [sliding.tensor],
-        "args_windows": [sliding.window(range(len(sliding.numbers)))],
+        "args_windows": [slid],
         "args_padding": padding if is_one_padding(padding) else [sliding.padding(padding)],
         "tensor_id": tensor_id,
         "batch_size": f.batch_size,
@@ -299,10 +300,11 @@ def predict(
     how["version"] = _version(results, version)
     if options.get("pyramid") is True:
         options["pyramid"] = _method_of(outputs)
-    part, most = _region_of(outputs, sliding, region), _Memory(options.get("max_memory"), sliding, found, f.batch_size)
+    part = _region_of(outputs, sliding, region)
+    memory = _Memory(options.get("max_memory"), slid, found, f.batch_size)
     tried = _made(f, outputs, how | {"tile_store": _empty_one_like(there)})
     if overwrite or there is None:
-        with most.shared_with_batches() as beside:
+        with memory.shared_with_batches() as beside:
             check_fill(tried, part, {**options, "max_memory": beside})
     holder = there or _opened(store)
     if overwrite:
@@ -311,7 +313,7 @@ def predict(
 
     # Fill.
     with (
-        most.shared_with_batches() as beside,
+        memory.shared_with_batches() as beside,
         _keeping_little(holder, sliding, beside),
         _stoppable(store, overwrite=overwrite),
     ):
@@ -548,11 +550,11 @@ class _Memory:
     The output of `net` is in memory twice: on the device and the CPU, or in two dtypes.
     """
 
-    def __init__(self, given: object, sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> None:
+    def __init__(
+        self, given: object, window: TensorWindow, found: Mapping[str | None, Returned], batch_size: int
+    ) -> None:
         self.most, self.batch_size = checked_bytes("max_memory", given), batch_size
-        read = (
-            math.prod([*sliding.size, *[sliding.tensor.shape[d] or 1 for d in sliding.kept]]) * torch.float32.itemsize
-        )
+        read = math.prod(window.size) * torch.float32.itemsize
         self.batches = batch_size * (read + 2 * sum(each.nbytes for each in found.values()))
 
     @contextmanager

@@ -62,20 +62,17 @@ def overlapping(
     if not is_one_padding(padding):
         expected = 'one padding, as in "reflect" or ("constant", 0)'
         modes = of_dimensions("padding", padding, len(size), lambda n: n if is_one_padding(n) else None, expected)
-    before = tuple(
-        [
-            n - step if word(edge) != "drop" and word(mode) == "wrap" and source.shape[d] is not None else 0
-            for d, mode, n, step in zip(numbers, modes, size, stride, strict=True)
-        ]
-    )
-    after = tuple([n - step - more for n, step, more in zip(size, stride, before, strict=True)])
-    ratios = (
-        []
-        if scale is None
-        else of_dimensions("scale", scale, len(size), as_ratio, "a positive number such as 2 or 0.5")
-    )
+    ratios: list[Fraction] = []
+    if scale is not None:
+        ratios = of_dimensions("scale", scale, len(size), as_ratio, "a positive number such as 2 or 0.5")
+    shared = [n - step for n, step in zip(size, stride, strict=True)]
+    closed = [word(edge) != "drop" and word(mode) == "wrap" for mode in modes]
+    before = [
+        n if closes and source.shape[d] is not None else 0 for d, n, closes in zip(numbers, shared, closed, strict=True)
+    ]
+    after = tuple(map(operator.sub, shared, before))
     named = tuple([names[d] for d in numbers])
-    return Sliding(source, tuple(numbers), named, before, after, tuple(ratios), stride, edge)
+    return Sliding(source, tuple(numbers), named, tuple(before), after, tuple(ratios), stride, edge)
 
 
 def edges_of(sliding: Sliding, channels: int = 0) -> Any:
