@@ -230,4 +230,6 @@ def _become(argv: list[str], cwd: Path, streams: Sequence[str | Path], environme
     sys.path.insert(0, "" if code else str(Path(argv[0]).parent))
     main = sys.modules["__main__"] = ModuleType("__main__")
     source = argv[1] if code else Path(argv[0]).read_text()
+    if not code:
+        main.__file__ = argv[0]
     exec(compile(source, "<string>" if code else argv[0], "exec"), vars(main))  # noqa: S102  (as Python itself does)

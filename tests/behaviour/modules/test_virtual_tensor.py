@@ -209,6 +209,13 @@ def test_a_copy_of_a_module_computes_from_its_own_parameters(duplicate: Any, mat
     assert module.twice.value.all()
 
 
+@WAYS
+def test_a_copy_outlives_the_module_that_it_was_made_of(duplicate: Any) -> None:
+    other = duplicate(Doubling())
+    gc.collect()
+    assert torch.equal(other.twice.value, 2 * other.base)
+
+
 def test_a_shallow_copy_shares_the_buffer_and_keeps_it() -> None:
     module = Doubling()
     other = copy.copy(module.twice)
