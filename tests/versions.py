@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--editable", ROOT], check=True)
     subprocess.run([python, "-m", "pip", "freeze"], check=True)
     # Old packages and new ones warn of each other.
-    flags = ["-o", "filterwarnings=default", "-p", "no:cacheprovider", "-m", "not benchmark"]
+    flags = ["-o", "filterwarnings=default", "-p", "no:cacheprovider", "-m", "slow or not slow"]
     tested = run(python, ["-m", "pytest", "-q", *flags, *options.tests], ROOT)
     sys.exit(tested or quick_start(python))
 

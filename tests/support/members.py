@@ -41,13 +41,6 @@ def fill_parts(path: Path, parts: Sequence[Part]) -> None:
             store.flush()
 
 
-def collect_garbage(path: Path, times: int) -> None:
-    """Clean a store up again and again."""
-    for _ in range(times):
-        with open_chain_store(path) as store:
-            store.gc()
-
-
 def wait_for_parts(path: Path, parts: Sequence[Part]) -> int:
     """Read stored parts of the chain, opened without ``f``, until all are there; tells how many looks it took.
 
@@ -160,17 +153,3 @@ def read_stored_plain(path: Path, tensor_id: str, box: Box) -> list[float]:
     with open_chain_store(path, mode="r") as store:
         values: list[float] = store.open(tensor_id)[region(box)].unique().tolist()
     return values
-
-
-def write_until_refused(tensor_id: str, number: int, reads: int) -> None:
-    """Read random parts of a plain tensor in the store that is kept open and flush, until that is refused."""
-    rng = random.Random(number)  # noqa: S311
-
-    def write() -> None:
-        y, x = rng.randint(-40, 30), rng.randint(-40, 30)
-        read_plain(tensor_id, number, ((y, x), (y + 9, x + 9)))
-        _kept["store"].flush()
-
-    for _ in range(reads):
-        if _outcome(write) != "stored":
-            return
