@@ -331,7 +331,7 @@ class History:
         calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
         ((number, selection), *_), known, kept_out = parts, list(map(set, self.known)), [*self.kept_out]
         self._check_calls(calls, expected, once=False)
-        if where is not None and self.store_of(number)._contents.outlives_process:
+        if where is not None:
             made = self.reference.made(number, expected)
             self._keep_out(number, selection, where, made, known[number], kept_out[number])
         # The first output counts what f is called for.
