@@ -29,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [row for row in ROWS if row.case in options.case]
     curves = [curve for curve in CURVES if curve.case in options.case]
     begun = time.monotonic()
-    _say(f"environment of the peer: {options.environment}")
+    report.say(f"environment of the peer: {options.environment}")
     with Workers(environment.prepared(options.environment, environment.of_peer())) as workers:
         values = measured(workers, turns(rows, curves), options.repeats)
     text = _text(rows, curves, values, options.repeats)
-    _say(f"{time.monotonic() - begun:.0f} s in all")
+    report.say(f"{time.monotonic() - begun:.0f} s in all")
     sys.stdout.write(text + "\n")
     if options.write:
         report.write_into(PAGE, text)
@@ -64,7 +64,7 @@ def measured(workers: Workers, cases: Iterable[Sequence[Measurement]], repeats: 
                 value = workers.measure(cell)
                 best[cell] = min(value, best.get(cell, value))
                 name = f"{cell.subject} {cell.workload} {cell.variant} {cell.size or ''}"
-                _say(f"repeat {repeat}, {name}: {value:.6g} ({time.monotonic() - begun:.1f} s in all)")
+                report.say(f"repeat {repeat}, {name}: {value:.6g} ({time.monotonic() - begun:.1f} s in all)")
     return best
 
 
@@ -105,11 +105,6 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--write takes the whole table: leave out --case")
     options.case = options.case or cases
     return options
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

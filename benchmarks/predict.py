@@ -96,7 +96,7 @@ def run_once(subject: str, name: str, case: Case, python_of_monai: Path | None, 
     if done.returncode:
         raise RuntimeError(f"{command} ended with status {done.returncode}; it says why above")
     run = Run(name, subject, **json.loads(done.stdout))
-    _say(str(run))
+    report.say(str(run))
     if subject != NET and run.windows != len(case.corners):
         raise RuntimeError(f"{name}: {subject} ran {run.windows} windows, not {len(case.corners)}")
     return run
@@ -162,13 +162,13 @@ def _python_of_monai(folder: Path, *, smoke: bool) -> Path | None:
     if smoke:
         python = environment.found(folder, environment.of_monai())
         if python is None:
-            _say(f"MONAI is left out: {folder} is no environment with it, and --smoke makes none")
+            report.say(f"MONAI is left out: {folder} is no environment with it, and --smoke makes none")
         return python
-    _say(f"environment of MONAI: {folder}")
+    report.say(f"environment of MONAI: {folder}")
     try:
         return environment.prepared(folder, environment.of_monai())
     except subprocess.CalledProcessError as error:
-        _say(f"MONAI is left out: {error}")
+        report.say(f"MONAI is left out: {error}")
         return None
 
 
@@ -188,11 +188,6 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.runs < 1:
         parser.error(f"--runs must be at least 1, got {options.runs}")
     return options
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

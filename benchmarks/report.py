@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +18,12 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NOTHING = "-"
 
 _STORES = {"memory": "memory", "zarr": "Zarr", "hdf5": "HDF5", "tensorblob": "tensorblob", "blob": "TensorBlob"}
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def table(rows: Sequence[Row], values: Values) -> str:

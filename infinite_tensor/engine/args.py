@@ -16,14 +16,14 @@ from infinite_tensor.support.allocation import Array, as_array, as_tensor, new_t
 _SMALLER = "give args_windows a smaller size"
 
 
-class Readable(Protocol):
+class PixelSource(Protocol):
     """Something with pixels, such as an `Access`."""
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on."""
 
 
-def region_of(upstream: Input, access: Readable, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+def region_of(upstream: Input, access: PixelSource, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
     """Read the region of an arg with `size` pixels, beginning at pixel `start`."""
     if upstream.reads.padded and upstream.reads.leaves(start, size):
         return _padded(upstream, access, start, size)
@@ -32,7 +32,7 @@ def region_of(upstream: Input, access: Readable, start: Sequence[int], size: Seq
     return region
 
 
-def _padded(upstream: Input, access: Readable, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+def _padded(upstream: Input, access: PixelSource, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
     spec, reads = upstream.node.spec, upstream.reads
     parts = [reads.parts(d, first, first + n) for d, (first, n) in enumerate(zip(start, size, strict=True))]
     if not all(parts):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.args import Readable, region_of
+from infinite_tensor.engine.args import PixelSource, region_of
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.formulas import Corners, boxes_under, formulas_of, most_bytes, never_lacks, region_under
 from infinite_tensor.engine.returned import Check, named
@@ -160,7 +160,7 @@ class PixelBoxes:
 def compute(
     formulas: Sequence[Node],
     needed: Mapping[Node, Sequence[Corners]],
-    source_of: Callable[[Node], Readable],
+    source_of: Callable[[Node], PixelSource],
     alive: dict[Node, PixelBoxes],
     *,
     keep: bool = False,
@@ -189,7 +189,7 @@ def compute(
 
 
 def _regions(
-    node: Node, units: Corners, alive: Mapping[Node, PixelBoxes], source_of: Callable[[Node], Readable]
+    node: Node, units: Corners, alive: Mapping[Node, PixelBoxes], source_of: Callable[[Node], PixelSource]
 ) -> list[torch.Tensor]:
     """Read the regions of the args for a box of units of a formula."""
     regions = []

@@ -38,7 +38,7 @@ MOST_LABELS = 2**27
 T = TypeVar("T", float, npt.NDArray[Any])
 
 
-class Along(NamedTuple):
+class Sampling(NamedTuple):
     """Positions of the pixels of a level along one dimension.
 
     Attributes
@@ -80,7 +80,7 @@ class Frame:
         pixel along the others.
     fill_value : number or None
         The value where a tile is not stored; None if missing tiles are computed.
-    along : tuple of Along
+    along : tuple of Sampling
         The positions of its pixels along each dimension of the tensor.
     """
 
@@ -91,7 +91,7 @@ class Frame:
     dtype: np.dtype[np.generic]
     dims: Mapping[int, str]
     fill_value: Number | None = None
-    along: tuple[Along, ...] = ()
+    along: tuple[Sampling, ...] = ()
 
     @classmethod
     def of(cls, source: InfiniteTensor | StoredOnly, region: object = None) -> Frame:
@@ -110,7 +110,7 @@ class Frame:
         tensor, fill_value = (source.tensor, source.fill_value) if isinstance(source, StoredOnly) else (source, None)
         node = node_of(tensor)
         tile, dtype = node.contents.layout(node.spec).tile_shape, shown_dtype(tensor.dtype)
-        dims, along = dict(enumerate(tensor.dims)), (Along(),) * tensor.ndim
+        dims, along = dict(enumerate(tensor.dims)), (Sampling(),) * tensor.ndim
         if region is None:
             halves = [-(-_HALF // n) * n for n in tile]
             spans = [
@@ -186,7 +186,7 @@ class Frame:
             cuts.append(tuple(int(size) for size in np.diff(borders)))
         return tuple(cuts)
 
-    def named(self, dims: Mapping[int, str] | None = None, along: tuple[Along, ...] | None = None) -> Frame:
+    def named(self, dims: Mapping[int, str] | None = None, along: tuple[Sampling, ...] | None = None) -> Frame:
         """Return a copy for an array with coordinates.
 
         `dims` are by default those of the frame. A dimension too long for coordinates is renamed, see `label_of`.

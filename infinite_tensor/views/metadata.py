@@ -33,7 +33,7 @@ from infinite_tensor.values.meaning import (
     PixelCode,
     nodata_in,
 )
-from infinite_tensor.views.frame import MOST_LABELS, Along, Frame, chunk_bytes
+from infinite_tensor.views.frame import MOST_LABELS, Frame, Sampling, chunk_bytes
 
 DOCUMENT = "zarr.json"
 UNFINISHED = "export.json"
@@ -182,14 +182,14 @@ class Pixels(NamedTuple):
         The dimension.
     first, extent : int
         The first pixel, and the number of pixels.
-    along : Along
+    along : Sampling
         The position of each.
     """
 
     dims: Sequence[int]
     first: int
     extent: int
-    along: Along
+    along: Sampling
 
     def values(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return the entries from `start` to `stop`, as int64 or float64."""

@@ -16,7 +16,7 @@ from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import CHANNELS
-from infinite_tensor.views.frame import Along, Frame, label_of
+from infinite_tensor.views.frame import Frame, Sampling, label_of
 from infinite_tensor.views.metadata import coordinates_of
 
 _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
@@ -60,7 +60,7 @@ def image_of(name: str, frame: Frame, levels: Sequence[InfiniteTensor]) -> tuple
     for k, level in enumerate(levels, 1):
         source = level if frame.fill_value is None else level.stored_only(frame.fill_value)
         is_first, counts = made[k - 1].method == "nearest", made[k - 1].scale
-        along = tuple([Along(n, 0 if n == 1 or is_first else (n - 1) / 2) for n in counts])
+        along = tuple([Sampling(n, 0 if n == 1 or is_first else (n - 1) / 2) for n in counts])
         # Chunks of all levels have the same shape, for any windows.
         box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)
         arrays[f"s{k}/{name}"] = box.named(frame.dims, along)

@@ -535,4 +535,7 @@ def test_what_has_no_values_is_refused(make: Make, word: str) -> None:
 
 def test_a_network_that_cannot_be_inspected_counts_by_its_class_in_an_f() -> None:
     net = Stateful(LookupError("no state here"))
-    InfiniteTensor((None,), lambda ctx: net(torch.full((1,), float(ctx[0]))), TensorWindow((4,)))
+    t = InfiniteTensor((None,), lambda ctx: net(torch.full((1,), float(ctx[0]))), TensorWindow((4,)))
+    functions: Any = t.to_json()["functions"]
+    assert functions["values"]
+    assert not functions["opaque"]

@@ -32,7 +32,7 @@ from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import COLOURS, Coordinate, Meaning, nodata_in
-from infinite_tensor.views.frame import Along, Frame, shown, shown_dtype, step_of
+from infinite_tensor.views.frame import Frame, Sampling, shown, shown_dtype, step_of
 from infinite_tensor.views.plane import Plane
 
 Pixels: TypeAlias = npt.NDArray[Any]
@@ -80,7 +80,7 @@ class Cutout:
             )
         tile = node.contents.layout(node.spec).tile_shape
         dims = {d: name for d, name in enumerate(tensor.dims) if d not in selection.squeezed}
-        along = (Along(),) * tensor.ndim
+        along = (Sampling(),) * tensor.ndim
         dtype = shown_dtype(tensor.dtype)
         return cls(Frame(tensor, selection.start, selection.shape, tile, dtype, dims, None, along), fill_value)
 
