@@ -683,7 +683,7 @@ class InfiniteTensor(Fillable[torch.Tensor]):
         sources : dict of (int or tuple of int) to InfiniteTensor, optional
             Coarser tensors that stand for this one, as for `coarsen`: with ``{16: far}``, level 4 is `far`, and levels
             from 5 on are computed from it. This object remembers them for further pyramids, such as those of `fill`,
-            `view`, `serve` and `export`.
+            `view` and `serve`.
 
         Returns
         -------

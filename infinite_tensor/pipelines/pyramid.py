@@ -8,17 +8,18 @@ import operator
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import cast
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, checked_count, members, quoted
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.coarse import KEY, Coarsening, Method, check_method, fits
 from infinite_tensor.values.meaning import PixelCode
@@ -32,10 +33,6 @@ _MOST_IN_ONE = 2**16
 """Maximum number of pixels per coarser pixel. Longer sums in float32 would lose small terms."""
 _MOST_BESIDE = 16
 """Uncoarsened dimensions stay whole in a window up to this product of extents."""
-_MOST_HALVED = 4
-"""Maximum number of halvings of a window. Smaller windows read fewer pixels of the finest tensor."""
-_LEAST_KEPT = 2**24
-"""Minimum cache in bytes for a level computed in memory."""
 _SMALL = 512
 """Maximum length of coarsened dimensions in the coarsest level."""
 
@@ -52,7 +49,7 @@ def coarsen(
     """See `InfiniteTensor.coarsen`."""
     finest = tensor, (1,) * tensor.ndim
     known = _sources(tensor, sources)
-    return _coarser(tensor, _factors(tensor, factor), method, finest, known, nodata, store, tensor_id)
+    return _coarser(_whole(tensor), _factors(tensor, factor), method, finest, known, nodata, store, tensor_id)
 
 
 def pyramid(
@@ -62,14 +59,8 @@ def pyramid(
     nodata: PixelCode | None,
     store: TileStore | str | os.PathLike[str] | None,
     sources: object = None,
-    *,
-    kept_bytes: int | None = None,
 ) -> list[InfiniteTensor]:
-    """See `InfiniteTensor.pyramid`.
-
-    With `kept_bytes`, each level has its own cache of this size in memory. Coarser levels then have smaller windows, so
-    that a read of a small region computes little around it.
-    """
+    """See `InfiniteTensor.pyramid`."""
     factors = _factors(tensor, 2)
     method = method or _stored_method(tensor) or method_for(tensor)
     if levels is None:
@@ -82,7 +73,7 @@ def pyramid(
         number = _number_of(known, factors)
     else:
         number = checked_count("levels", levels)
-    if store is None and kept_bytes is None:
+    if store is None:
         if isinstance(tensor.f, RegionWriter) and not contents_of(tensor.tile_store).outlives_process:
             raise ValidationError(
                 f"tensor {tensor.tensor_id!r} has no store for levels; give store=..., a TileStore, a path or a URL. "
@@ -90,18 +81,15 @@ def pyramid(
             )
         store = tensor.tile_store
     coarser = _sources_of_levels(tensor, factors, sources, store)
-    found, scale = [tensor], (1,) * tensor.ndim
+    found, scale, whole = [tensor], (1,) * tensor.ndim, _whole(tensor)
     for k in range(1, number + 1):
         name = f"{tensor.tensor_id}/level-{k}"
-        halved, place = 0, store
-        if kept_bytes is not None:
-            halved, place = min(k - 1, _MOST_HALVED), MemoryTileStore(kept_bytes)
         try:
             below = found[-1], scale
             scale = tuple(map(operator.mul, scale, factors))
-            found.append(_coarser(tensor, scale, method, below, coarser, nodata, place, name, halved))
+            found.append(_coarser(whole, scale, method, below, coarser, nodata, store, name))
         except ValidationError:
-            if place is tensor.tile_store:
+            if store is tensor.tile_store:
                 _check_stored_method(tensor, method)
             raise
     tensor._sources = coarser  # noqa: SLF001
@@ -158,64 +146,50 @@ def _stored_method(tensor: InfiniteTensor) -> Method | None:
     return None if level is None else cast("Coarsening", level.f).method
 
 
-def levels_to_show(
+def levels_of_region(
     tensor: InfiniteTensor,
-    nodata: PixelCode | None,
     start: Index,
     shape: Index,
     wanted: bool | int | Method,
-    *,
-    compute: bool,
-    tile_bytes: int,
+    nodata: PixelCode | None,
 ) -> list[InfiniteTensor]:
-    """Return the levels for a view of a box of pixels.
+    """Return the levels of a box of pixels, as if the box were a tensor of its own.
 
-    Stored levels are preferred. Otherwise, new levels are computed in memory.
+    Pixel 0 of each level begins at the first pixel of the box.
 
     Parameters
     ----------
     tensor : InfiniteTensor
         The tensor.
-    nodata : PixelCode or None
-        The value that marks missing pixels, if it is known.
     start, shape : tuple of int
         The box.
     wanted : bool, int or str
         True for as many levels as the box needs, an int for a number of levels, a str for a method.
-    compute : bool
-        Whether levels that are not stored may be computed.
-    tile_bytes : int
-        The bytes of a tile of the view, at any level.
+    nodata : PixelCode or None
+        The value that marks missing pixels, if it is known.
 
     Raises
     ------
     ValidationError
-        If an argument is invalid, or levels are not stored and may not be computed.
+        If an argument is invalid.
     """
-    factors, asked = _factors(tensor, 2), wanted is not True and not isinstance(wanted, str)
-    number = _number_of(shape, factors)
-    if asked:
+    factors = _factors(tensor, 2)
+    if wanted is True or isinstance(wanted, str):
+        number = _number_of(shape, factors)
+    else:
         # A single pixel cannot be halved.
         number = min(checked_count("pyramid", wanted), _number_of(shape, factors, 1))
-    held = stored_levels(tensor)
-    kept = cast("Coarsening", held[0].f).method if held else None
-    method = wanted if isinstance(wanted, str) else kept or method_for(tensor)
+    method = wanted if isinstance(wanted, str) else _stored_method(tensor) or method_for(tensor)
     check_method(method, tensor.dtype)
-    if number == 0:
-        return []
-    fit = kept == method and (len(held) >= number or (not compute and not asked))
-    if not compute and not fit:
-        has = f"{len(held)} levels of method {kept!r}" if held else "no levels"
-        raise ValidationError(
-            f"pyramid={wanted!r} with compute=False needs {number} stored levels of method {method!r}, but the store "
-            f"contains {has} of tensor {tensor.tensor_id!r}; store levels with t.fill(region, pyramid=True)"
-        )
-    boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
-    if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
-        return held[:number]
-    # A tile is computed from 2, 4 or 8 finer tiles. Windows also read pixels around these tiles.
-    kept_bytes = max(_LEAST_KEPT, 4 * math.prod(factors) * tile_bytes)
-    return pyramid(tensor, number, method, nodata, None, kept_bytes=kept_bytes)
+    if nodata is not None and (along := nodata.along) is not None:
+        nodata = replace(nodata, value=nodata.value[start[along] : start[along] + shape[along]])
+    found, scale = [tensor], (1,) * tensor.ndim
+    for k in range(1, number + 1):
+        below = found[-1], scale
+        scale = tuple(map(operator.mul, scale, factors))
+        name = f"{tensor.tensor_id}/region-level-{k}"
+        found.append(_coarser((start, shape), scale, method, below, {}, nodata, None, name))
+    return found[1:]
 
 
 def box_above(start: Sequence[int], shape: Sequence[int], factors: Sequence[int]) -> tuple[slice, ...]:
@@ -279,8 +253,12 @@ def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
     return None
 
 
+def _whole(tensor: InfiniteTensor) -> tuple[Index, Shape]:
+    return (0,) * tensor.ndim, tensor.shape
+
+
 def _coarser(
-    finest: InfiniteTensor,
+    finest: tuple[Index, Shape],
     scale: tuple[int, ...],
     method: Method,
     below: tuple[InfiniteTensor, tuple[int, ...]],
@@ -288,11 +266,10 @@ def _coarser(
     nodata: PixelCode | None,
     store: TileStore | str | os.PathLike[str] | None,
     tensor_id: str | None,
-    halved: int = 0,
 ) -> InfiniteTensor:
-    """Return `finest` with pixels of `scale`, computed from `below` or from the coarsest of `sources` that fits.
+    """Return a tensor with pixels of `scale`, computed from `below` or from the coarsest of `sources` that fits.
 
-    `below` is a tensor and the scale of its pixels.
+    `finest` is the box of pixels of the finest tensor. `below` is a tensor and the scale of its pixels.
     """
     fitting = [(given, each) for given, each in sources.items() if _divides(given, scale)]
     weight, tensor = max([(below[1], below[0]), *fitting], key=lambda each: math.prod(each[0]))
@@ -304,7 +281,9 @@ def _coarser(
         )
     check_method(method, tensor.dtype)
     coarsened = [d for d, n in enumerate(scale) if n > 1] or [tensor.ndim - 1]
-    size, along, value = _window(tensor, factors, coarsened, halved), None, None
+    # Only a level that is computed from the finest pixels sees where their box begins.
+    start, extents = finest if math.prod(weight) == 1 else _whole(tensor)
+    size, along, value = _window(tensor, factors, coarsened), None, None
     if nodata is not None:
         along, value = nodata.along, nodata.value
     if along is not None and factors[along] > 1:
@@ -312,13 +291,13 @@ def _coarser(
             f"factor must be 1 for dimension {along} ({tensor.dims[along]!r}), because each entry has a separate "
             f"nodata value, got {factors[along]}"
         )
-    f = Coarsening(tensor.shape, factors, method, weight, finest.shape, value, along, is_formula=store is None)
+    f = Coarsening(extents, factors, method, weight, finest[1], value, along, is_formula=store is None)
     return InfiniteTensor(
-        [None if extent is None else -(-extent // k) for extent, k in zip(tensor.shape, factors, strict=True)],
+        [None if extent is None else -(-extent // k) for extent, k in zip(extents, factors, strict=True)],
         f,
         TensorWindow(size),
         args=[tensor],
-        args_windows=[TensorWindow([n * k for n, k in zip(size, factors, strict=True)])],
+        args_windows=[TensorWindow([n * k for n, k in zip(size, factors, strict=True)], offset=start)],
         args_padding=[[("constant", 0) if extent is not None else "error" for extent in tensor.shape]],
         dtype=tensor.dtype,
         device=tensor.device,
@@ -407,12 +386,11 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
     return known
 
 
-def _window(tensor: InfiniteTensor, factors: Sequence[int], coarsened: Sequence[int], halved: int) -> list[int]:
+def _window(tensor: InfiniteTensor, factors: Sequence[int], coarsened: Sequence[int]) -> list[int]:
     """Return the size of a window of the coarser tensor.
 
-    Two coarsened dimensions get up to 256 pixels each if `halved` is 0, up to 128 if it is 1, and so on. Windows
-    contain the other dimensions whole, such as channels. If these have more than 16 entries together, windows contain
-    a single entry.
+    Two coarsened dimensions get up to 256 pixels each. Windows contain the other dimensions whole, such as channels. If
+    these have more than 16 entries together, windows contain a single entry.
     """
     sides = [1 if extent is None else extent for extent in tensor.shape]
     others = math.prod(side for d, side in enumerate(sides) if d not in coarsened)
@@ -420,7 +398,7 @@ def _window(tensor: InfiniteTensor, factors: Sequence[int], coarsened: Sequence[
         sides, others = [1] * tensor.ndim, 1
     most = _MOST_PIXELS // others // math.prod(factors[d] for d in coarsened)
     longest = min(_SIDES[min(len(coarsened), len(_SIDES)) - 1], math.floor(most ** (1 / len(coarsened)) + 1e-9))
-    side = 2 ** max(0, longest.bit_length() - 1 - halved)
+    side = 2 ** (longest.bit_length() - 1)
     for d in coarsened:
         extent = tensor.shape[d]
         sides[d] = side if extent is None else min(side, max(1, -(-extent // factors[d])))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.points import Index, is_empty, with_entry
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.pipelines.pyramid import box_above
 from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.tensor import InfiniteTensor
@@ -23,21 +21,18 @@ _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
 """The order of dimensions, by name."""
 _OTHER = 1
 """Rank of dimensions with other names, between time and space."""
-_PART_BYTES = 2**25
-"""Approximate bytes of a part to write. The levels of each part are computed from memory."""
-
-Box: TypeAlias = tuple[Index, Index]
-"""Start and stop of a box, in chunks or pixels per dimension."""
 
 
-def image_of(name: str, frame: Frame, levels: Sequence[InfiniteTensor]) -> tuple[dict[str, Frame], Mapping[str, Any]]:
+def image_of(
+    name: str, frame: Frame, levels: Sequence[InfiniteTensor], start: Index | None = None
+) -> tuple[dict[str, Frame], Mapping[str, Any]]:
     """Return a box of pixels and its levels as an OME-Zarr image.
 
     The arrays have the paths ``s0/<name>``, ``s1/<name>`` and so on, the box first. With them come the attributes of
     their group.
 
-    Pixel ``i`` of a level stands for the pixels ``[i * n, (i + 1) * n)`` of the tensor, wherever the box begins. A
-    level includes every pixel that stands for at least one pixel of the box.
+    Pixel ``i`` of a level stands for the pixels ``[i * n, (i + 1) * n)`` of the tensor, counted from `start`. A level
+    includes every pixel that stands for at least one pixel of the box.
 
     Parameters
     ----------
@@ -46,7 +41,9 @@ def image_of(name: str, frame: Frame, levels: Sequence[InfiniteTensor]) -> tuple
     frame : Frame
         The box. If it shows stored pixels only, so do the levels.
     levels : sequence of InfiniteTensor
-        The levels of `InfiniteTensor.pyramid`, level 1 first.
+        The levels, such as those of `InfiniteTensor.pyramid`, level 1 first.
+    start : tuple of int, optional
+        The pixel of the tensor at which pixel 0 of each level begins. Default: pixel 0.
 
     Raises
     ------
@@ -56,70 +53,22 @@ def image_of(name: str, frame: Frame, levels: Sequence[InfiniteTensor]) -> tuple
     axes = axes_of(frame)
     space = [d for d, axis in zip(frame.dims, axes, strict=True) if axis.get("type") == "space"]
     made = [cast("Coarsening", level.f) for level in levels]
+    start = start or (0,) * frame.ndim
+    origin = tuple(map(operator.sub, frame.origin, start))
     arrays = {f"s0/{name}": frame.named()}
     for k, level in enumerate(levels, 1):
         source = level if frame.fill_value is None else level.stored_only(frame.fill_value)
         is_first, counts = made[k - 1].method == "nearest", made[k - 1].scale
-        along = tuple([Sampling(n, 0 if n == 1 or is_first else (n - 1) / 2) for n in counts])
+        shifts = [a if n == 1 or is_first else a + (n - 1) / 2 for a, n in zip(start, counts, strict=True)]
+        along = tuple(map(Sampling, counts, shifts))
         # Chunks of all levels have the same shape, for any windows.
-        box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)
+        box = replace(Frame.of(source, box_above(origin, frame.shape, counts)), tile=frame.tile)
         arrays[f"s{k}/{name}"] = box.named(frame.dims, along)
     steps = _steps(arrays[f"s0/{name}"], space)
     axes = [axis | ({"unit": step.unit} if step.unit else {}) for axis, step in zip(axes, steps.values(), strict=True)]
     multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, steps)}
     said = multiscale | {"type": made[-1].method} if made else multiscale
     return arrays, {"ome": {"version": "0.5", "multiscales": [said]}}
-
-
-def parts_of(arrays: Mapping[str, Frame]) -> Iterator[tuple[str, Box]]:
-    """Yield the boxes to write for an image with levels, each with the path of its array.
-
-    A box of a level comes right after the boxes of the next finer level in the same area. So the level is computed from
-    pixels that are still in memory. Each box consists of whole chunks.
-    """
-    levels = [*arrays.items()][::-1]
-    counts = levels[0][1].chunk_counts
-    for path, box in _in_order(levels, ((0,) * len(counts), counts)):
-        yield path, _pixels(arrays[path], *box)
-
-
-def _in_order(levels: Sequence[tuple[str, Frame]], box: Box) -> Iterator[tuple[str, Box]]:
-    """Yield the boxes of chunks to write in one area of an image, with the paths of their levels.
-
-    `levels` begins with the coarsest level. The area is `box`, in chunks of the coarsest level. A box of a level comes
-    after the boxes of all finer levels in its area.
-    """
-    boxes = [box]
-    for (_, coarser), (_, finer) in itertools.pairwise(levels):
-        boxes.append(_below(coarser, finer, boxes[-1]))
-    start, stop = _pixels(levels[-1][1], *boxes[-1])
-    nbytes = math.prod(map(operator.sub, stop, start)) * levels[-1][1].dtype.itemsize
-    low, high = box
-    counts = list(map(operator.sub, high, low))
-    longest = max(range(len(counts)), key=counts.__getitem__)
-    if nbytes <= _PART_BYTES or (len(levels) == 1 and counts[longest] == 1):
-        yield from [(path, each) for (path, _), each in zip(levels, boxes, strict=True) if not is_empty(*each)][::-1]
-    elif counts[longest] > 1:
-        middle = (low[longest] + high[longest]) // 2
-        yield from _in_order(levels, (low, with_entry(high, longest, middle)))
-        yield from _in_order(levels, (with_entry(low, longest, middle), high))
-    else:
-        yield from _in_order(levels[1:], boxes[1])
-        yield levels[0][0], box
-
-
-def _below(coarser: Frame, finer: Frame, box: Box) -> Box:
-    factors = [of_one.pixels // of_other.pixels for of_one, of_other in zip(coarser.along, finer.along, strict=True)]
-    low, high = (tuple(map(min, map(operator.mul, side, factors), finer.chunk_counts)) for side in box)
-    return low, high
-
-
-def _pixels(frame: Frame, low: Index, high: Index) -> Box:
-    start, stop = (
-        tuple([first + min(i * n, extent) for first, i, n, extent in spans])
-        for spans in (zip(frame.origin, side, frame.chunk_shape, frame.shape, strict=True) for side in (low, high))
-    )
-    return start, stop
 
 
 def axes_of(frame: Frame) -> list[dict[str, str]]:

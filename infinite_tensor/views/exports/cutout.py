@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.values.arrays import contiguous_box
+from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import COLOURS, Coordinate, Meaning, nodata_in
 from infinite_tensor.views.frame import Frame, Sampling, shown, shown_dtype, step_of
@@ -203,11 +206,14 @@ class Sink(NamedTuple):
         ``put(place, pixels)`` writes one or more whole units of pixels.
     has : callable
         ``has(place)`` tells whether pixels were already written, by an interrupted export. Default: never.
+    get : callable, optional
+        ``get(place)`` reads pixels that were written. Only Zarr has it.
     """
 
     unit: Index
     put: Callable[[Place, Pixels], object]
     has: Callable[[Place], bool] = lambda _place: False
+    get: Callable[[Place], Pixels] | None = None
 
 
 @contextmanager
@@ -263,13 +269,10 @@ def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
 
 
 @torch.inference_mode(mode=False)
-def stream(
-    cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str, part: tuple[Index, Index] | None = None
-) -> None:
+def stream(cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str) -> None:
     """Write the pixels of a cutout to a sink, except pixels already written.
 
-    With ``part=(start, stop)``, write only the pixels of the tensor from `start` to `stop`, which must consist of whole
-    units of the sink, such as chunks. The progress report `tally` also counts units already written.
+    The progress report `tally` also counts units already written.
 
     Raises
     ------
@@ -278,7 +281,7 @@ def stream(
     """
     node, origin = node_of(cutout.tensor), cutout.frame.origin
     end = tuple([a + n for a, n in zip(origin, cutout.frame.shape, strict=True)])
-    bands = cut_into_bands(Target(node, *(part or (origin, end))), _HELD_BYTES, unit=sink.unit)
+    bands = cut_into_bands(Target(node, origin, end), _HELD_BYTES, unit=sink.unit)
 
     def use(start: Sequence[int], pixels: torch.Tensor) -> None:
         stop = [a + n for a, n in zip(start, pixels.shape, strict=True)]
@@ -294,3 +297,22 @@ def stream(
             tally.count(node, sum(units_in(each, sink.unit) for each in extents.tolist()))
             if left.any():
                 source(NumberedRegions.alone(band.starts[left], band.stops[left]), use)
+
+
+def stream_level(level: Cutout, sink: Sink, finer: Sink, tally: Tally, target: str) -> None:
+    """Write a level, computed from the pixels in the sink of the next finer level; otherwise like `stream`."""
+    node, frame, f = node_of(level.tensor), level.frame, cast("Coarsening", level.tensor.f)
+    read = cast("Callable[[Place], Pixels]", finer.get)
+    chunk_bytes = frame.chunk_size * math.prod(f.factor)
+    step = list(map(operator.mul, contiguous_box(frame.chunk_counts, chunk_bytes, _HELD_BYTES), frame.chunk_shape))
+    for start in itertools.product(*map(range, (0,) * frame.ndim, frame.shape, step)):
+        stop = [min(a + n, end) for a, n, end in zip(start, step, frame.shape, strict=True)]
+        place = level.place(start, stop)
+        if not sink.has(place):
+            spans = zip(start, stop, f.factor, cast("Index", f.shape), strict=True)
+            below = [slice(a * n, min(b * n, end)) for a, b, n, end in spans]
+            with explained(target):
+                pixels = torch.from_numpy(read(level.of_kept(below))).to(frame.tensor.dtype)
+                pixels = pixels.reshape([part.stop - part.start for part in below])
+                sink.put(place, level.pixels(f.over(start, stop, pixels)))
+        tally.count(node, units_in([b - a for a, b in zip(start, stop, strict=True)], sink.unit))

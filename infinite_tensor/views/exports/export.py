@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -19,7 +18,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Reporting, Tally
 from infinite_tensor.filling.stored_only import StoredOnly
-from infinite_tensor.pipelines.pyramid import levels_to_show
+from infinite_tensor.pipelines.pyramid import levels_of_region
 from infinite_tensor.pipelines.reopening import sources_in
 from infinite_tensor.support.disks import check_free, publish, synchronize, unfinished_file
 from infinite_tensor.support.given import checked_flag, checked_progress, checked_workers, quoted, word
@@ -28,8 +27,18 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.values.coarse import Method
 from infinite_tensor.values.definition import Number
-from infinite_tensor.values.meaning import nodata_of
-from infinite_tensor.views.exports.cutout import Cutout, Sink, Source, computed, explained, stored, stream, units_in
+from infinite_tensor.values.meaning import PixelCode, nodata_of
+from infinite_tensor.views.exports.cutout import (
+    Cutout,
+    Sink,
+    Source,
+    computed,
+    explained,
+    stored,
+    stream,
+    stream_level,
+    units_in,
+)
 from infinite_tensor.views.exports.files import (
     check_labels_png,
     check_png,
@@ -44,7 +53,7 @@ from infinite_tensor.views.exports.zarrs import Content, opened_zarr
 from infinite_tensor.views.face import with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of
 from infinite_tensor.views.metadata import array_name_of, path_of, unsaid_by_attributes
-from infinite_tensor.views.multiscale import axes_of, image_of, parts_of
+from infinite_tensor.views.multiscale import axes_of, image_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 
@@ -125,12 +134,11 @@ class ExportOptions(TypedDict, total=False):
         For Zarr: write an OME-Zarr 0.5 image with levels, as viewers expect it. Its arrays are ``s0/<name>``,
         ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
         levels as the region needs, an int writes that many, and a str names the method of `coarsen` for the levels.
-        The default method is that of stored levels; if there are none, it is chosen as for `fill`. Level k contains
-        the pixels of level k of `pyramid` that overlap the region, so some pixels beyond its border are read.
-        Stored levels are used if they suffice. Otherwise each level is computed in memory from the tensor. If the
-        tensor is not stored, it is computed again for each level. With ``compute=False``, the levels in the store
-        are written. The dimensions must be t, c, z, y and x, in this order, as in OME-Zarr. t, c and one of z, y
-        and x may be missing. c may have another name.
+        The default method is that of stored levels; if there are none, it is chosen as for `fill`. Each level is
+        computed from the level just written, and begins at the first pixel of the region; pixels beyond the region
+        do not count, and stored levels are not read. With ``compute=False``, pixels with a given `fill_value` are
+        left out of levels, like nodata. The dimensions must be t, c, z, y and x, in this order, as in OME-Zarr. t, c
+        and one of z, y and x may be missing. c may have another name.
     """
 
     compute: bool
@@ -205,12 +213,10 @@ def _export_tensor(cutout: Cutout, place: str, options: ExportOptions) -> None:
         return
     axes_of(frame)
     nodata = nodata_of(node_of(frame.tensor).spec.definition)
-    tile_bytes = math.prod(frame.tile) * frame.dtype.itemsize
-    box = frame.origin, frame.shape
-    levels = levels_to_show(
-        frame.tensor, nodata, *box, options["pyramid"], compute=options["compute"], tile_bytes=tile_bytes
-    )
-    frames, attributes = image_of(name, frame, levels)
+    if cutout.nodata is not None:
+        nodata = PixelCode("nodata", cutout.nodata)
+    levels = levels_of_region(frame.tensor, frame.origin, frame.shape, options["pyramid"], nodata)
+    frames, attributes = image_of(name, frame, levels, frame.origin)
     _export_zarr({path: replace(cutout, frame=each) for path, each in frames.items()}, place, options, attributes)
 
 
@@ -252,11 +258,13 @@ def _export_zarr(
         with _explaining(opened, shown_target(place)) as sinks:
             total = sum(units_in(cutout.frame.shape, sinks[path].unit) for path, cutout in cutouts.items())
             with Tally(total, options["progress"], unit="tile") as tally:
-                frames = {path: cutout.frame for path, cutout in cutouts.items()}
-                parts = [(path, None) for path in frames] if attributes is None else parts_of(frames)
-                for path, part in parts:
-                    source = _source_of(cutouts[path].tensor, options)
-                    stream(cutouts[path], sinks[path], source, tally, shown_target(place), part)
+                finer = None
+                for path, cutout in cutouts.items():
+                    if finer is None or attributes is None:
+                        stream(cutout, sinks[path], _source_of(cutout.tensor, options), tally, shown_target(place))
+                    else:
+                        stream_level(cutout, sinks[path], finer, tally, shown_target(place))
+                    finer = sinks[path]
     except KeyboardInterrupt as interrupt:
         if content.identity is not None:
             interrupt.add_note(_INTERRUPTED)

@@ -305,7 +305,7 @@ class _Group:
             written = self._chunks(f"{self._folder}{path}")
             array = _Array(self._home, f"{self._folder}{path}", cutout, fill_value, written)
             self._arrays.append(array)
-            sinks[path] = Sink(cutout.frame.chunk_shape, array.put, array.has)
+            sinks[path] = Sink(cutout.frame.chunk_shape, array.put, array.has, array.get)
         return sinks
 
 
@@ -357,6 +357,30 @@ class _Array:
         if self._left_out is not None and part.tobytes() == self._left_out:
             return None
         return bytes(_ZSTD.encode(chunk_bytes(part)))
+
+    def get(self, place: Place) -> Pixels:
+        """See `Sink`."""
+        chunks = [*self._chunks_in(place)]
+        # Compression makes no chunk much larger.
+        found = self._home.get([f"{self._path}/{_key(chunk)}" for chunk in chunks], 2 * self._filled.nbytes + 2**16)
+        pixels = np.empty([part.stop - part.start for part in place], self._filled.dtype)
+        paste = partial(self._paste, place, pixels)
+        on_threads(paste, list(zip(chunks, found, strict=True)), threads_for(pixels.nbytes))
+        return pixels
+
+    def _paste(self, place: Place, pixels: Pixels, item: tuple[Index, bytes | None]) -> None:
+        """Decode a chunk into `pixels`, which are at `place`. A chunk that was left out has fill values."""
+        chunk, data = item
+        part = self._filled
+        if data is not None:
+            little = part.dtype.newbyteorder("<")
+            part = np.frombuffer(_ZSTD.decode(data), little).reshape(self._chunk_shape)
+        into, of = [], []
+        for i, n, span in zip(chunk, self._chunk_shape, place, strict=True):
+            low, high = max(span.start, i * n), min(span.stop, (i + 1) * n)
+            into.append(slice(low - span.start, high - span.start))
+            of.append(slice(low - i * n, high - i * n))
+        pixels[tuple(into)] = part[tuple(of)]
 
     def has(self, place: Place) -> bool:
         """See `Sink`."""
