@@ -109,7 +109,7 @@ class Frame:
         """
         tensor, fill_value = (source.tensor, source.fill_value) if isinstance(source, StoredOnly) else (source, None)
         node = node_of(tensor)
-        tile, dtype = node.contents.layout(node.spec).tile_shape, shown_dtype(tensor.dtype)
+        tile, dtype = node.contents.layout(node.spec).tile_shape, numpy_dtype(tensor.dtype)
         dims, along = dict(enumerate(tensor.dims)), (Sampling(),) * tensor.ndim
         if region is None:
             halves = [-(-_HALF // n) * n for n in tile]
@@ -211,12 +211,12 @@ class Frame:
         """
         source = self.tensor if self.fill_value is None else self.tensor.stored_only(self.fill_value)
         pixels = source[region]
-        if shown_dtype(pixels.dtype) != self.dtype:
+        if numpy_dtype(pixels.dtype) != self.dtype:
             raise ValidationError(
                 f"tensor {self.tensor.tensor_id!r} was moved to {pixels.dtype} after this view of {self.dtype} was "
                 "made; make a new view, as with t.as_zarr()"
             )
-        return shown(pixels)
+        return as_numpy(pixels)
 
     @property
     def ndim(self) -> int:
@@ -245,7 +245,7 @@ class Frame:
         """
         node = node_of(self.tensor)
         tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
-        return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
+        return None if tile is None or numpy_dtype(tile.dtype) != self.dtype else as_numpy(tile)
 
     @property
     def chunk_size(self) -> int:
@@ -334,7 +334,7 @@ def chunk_bytes(array: npt.NDArray[Any]) -> memoryview:
     return little.reshape(-1).view(np.uint8).data.toreadonly()
 
 
-def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
     """Return the numpy dtype for showing pixels.
 
     It is float32 for bfloat16, because numpy lacks bfloat16.
@@ -342,13 +342,13 @@ def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
     return np.dtype(dtype_name(torch.float32 if dtype is torch.bfloat16 else dtype))
 
 
-def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
-    """Return pixels as an array of `shown_dtype`, sharing their memory if possible."""
+def as_numpy(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
+    """Return pixels as an array of `numpy_dtype`, sharing their memory if possible."""
     array: npt.NDArray[np.generic] = (pixels.float() if pixels.dtype is torch.bfloat16 else pixels).numpy(force=True)
     return array
 
 
-def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
+def stored_as_numpy(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
     """Return the stored pixels of a region, and a mask of missing pixels.
 
     The mask is True for pixels with a missing window.
@@ -357,10 +357,10 @@ def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray
     selection = parse(region, tensor.shape, node.spec.labels)
     missing = torch.ones(selection.size, dtype=torch.bool, device="cpu")
     pixels = stored_pixels(node, selection, 0, missing)
-    return shown(pixels), selection.pick(missing).numpy()
+    return as_numpy(pixels), selection.pick(missing).numpy()
 
 
-def shown_value(value: Number, dtype: torch.dtype) -> np.generic:
-    """Return `value` as a numpy scalar of ``shown_dtype(dtype)``."""
-    pixel: np.generic = shown(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
+def numpy_value(value: Number, dtype: torch.dtype) -> np.generic:
+    """Return `value` as a numpy scalar of ``numpy_dtype(dtype)``."""
+    pixel: np.generic = as_numpy(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
     return pixel

@@ -29,7 +29,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import AxisBlocks, Coarsening, coarse
 from infinite_tensor.values.meaning import nodata_of
 from infinite_tensor.views.colours import Array, are_labels, magnitudes, range_of
-from infinite_tensor.views.frame import shown, shown_dtype
+from infinite_tensor.views.frame import as_numpy, numpy_dtype
 from infinite_tensor.views.plane import COLOURS, Box, Plane, Tile, finer
 
 Pair: TypeAlias = tuple[Array, Array]
@@ -107,7 +107,7 @@ class Painter:
         self._copied = node_of(tensor).computation.copied
         self._is_source = is_source(tensor)
         self._code = nodata_of(node_of(tensor).spec.definition)
-        dtype = shown_dtype(tensor.dtype)
+        dtype = numpy_dtype(tensor.dtype)
         # A dtype with NaN and exact values, except for large 64-bit integers.
         single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
         self._dtype = np.dtype(np.float32 if single else np.float64)
@@ -277,9 +277,9 @@ class Painter:
         reader: Any = getattr(tensor.f, "reader", None)
         is_raster = isinstance(reader, RasterReader)
         if not is_raster:
-            return self._shown(*plane.read(tensor, region, compute=True))[0]
-        values = magnitudes(plane.image(shown(reader.every(region[0], rows, columns))))
-        return self._shown(values, np.zeros(values.shape, bool))[0]
+            return self._as_floats(*plane.read(tensor, region, compute=True))[0]
+        values = magnitudes(plane.image(as_numpy(reader.every(region[0], rows, columns))))
+        return self._as_floats(values, np.zeros(values.shape, bool))[0]
 
     def _nodata(self, plane: Plane) -> Array:
         """Return the nodata value of a plane, or an array with a value per colour.
@@ -297,9 +297,9 @@ class Painter:
 
     def _read(self, level: int, plane: Plane, box: Box, *, compute: bool) -> Pair:
         end_if_unwanted()
-        return self._shown(*plane.read(self.levels[level], plane.region(box, self.scales[level]), compute=compute))
+        return self._as_floats(*plane.read(self.levels[level], plane.region(box, self.scales[level]), compute=compute))
 
-    def _shown(self, values: Array, missing: Array) -> Pair:
+    def _as_floats(self, values: Array, missing: Array) -> Pair:
         """Return values as floats with NaN for missing pixels, and a mask of missing pixels."""
         if missing.all():
             return np.full(values.shape, np.nan, self._dtype), missing

@@ -16,7 +16,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import channels_of
 from infinite_tensor.views.colours import magnitudes
-from infinite_tensor.views.frame import shown, shown_if_stored
+from infinite_tensor.views.frame import as_numpy, stored_as_numpy
 
 SIDE = 256
 """Pixels along each side of a tile, in any level."""
@@ -185,10 +185,10 @@ def read(tensor: InfiniteTensor, region: object, *, compute: bool) -> tuple[npt.
     """
     values: npt.NDArray[Any]
     if compute:
-        values = shown(tensor[region])
+        values = as_numpy(tensor[region])
         missing = np.zeros(values.shape, bool)
     else:
-        values, missing = shown_if_stored(tensor, region)
+        values, missing = stored_as_numpy(tensor, region)
     return magnitudes(values), missing
 
 

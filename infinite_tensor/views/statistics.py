@@ -27,7 +27,7 @@ from infinite_tensor.pipelines.sources import is_source
 from infinite_tensor.support.given import checked_flag, checked_workers, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.meaning import PixelCode
-from infinite_tensor.views.frame import shown, shown_dtype
+from infinite_tensor.views.frame import as_numpy, numpy_dtype
 
 Numbers: TypeAlias = npt.NDArray[Any]
 _Use: TypeAlias = Callable[[Numbers], None]
@@ -356,7 +356,7 @@ class _Sieve:
                 f"tensor {self._tensor.tensor_id!r} was moved to {pixels.dtype} while its statistics were taken; take "
                 "them again"
             )
-        values = shown(pixels)
+        values = as_numpy(pixels)
         if self._nodata is not None:
             places = zip(part.pixels, self._nodata.shape, strict=True)
             here = [slice(None) if n == 1 else slice(at.start, at.stop, at.step) for at, n in places]
@@ -389,7 +389,7 @@ class _Sieve:
 def _broadcast(nodata: PixelCode, tensor: InfiniteTensor) -> Numbers:
     values = nodata.value if nodata.along is not None else [nodata.value]
     # A channel without a nodata value gets NaN, because no pixel equals NaN.
-    dtype = np.dtype(np.float64) if None in values else shown_dtype(tensor.dtype)
+    dtype = np.dtype(np.float64) if None in values else numpy_dtype(tensor.dtype)
     held = np.array([math.nan if each is None else each for each in values], dtype)
     return held.reshape([-1 if d == nodata.along else 1 for d in range(tensor.ndim)])
 

@@ -35,7 +35,7 @@ from infinite_tensor.values.arrays import contiguous_box
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import COLOURS, Coordinate, Meaning, nodata_in
-from infinite_tensor.views.frame import Frame, Sampling, shown, shown_dtype, step_of
+from infinite_tensor.views.frame import Frame, Sampling, as_numpy, numpy_dtype, step_of
 from infinite_tensor.views.plane import Plane
 
 Pixels: TypeAlias = npt.NDArray[Any]
@@ -84,7 +84,7 @@ class Cutout:
         tile = node.contents.layout(node.spec).tile_shape
         dims = {d: name for d, name in enumerate(tensor.dims) if d not in selection.squeezed}
         along = (Sampling(),) * tensor.ndim
-        dtype = shown_dtype(tensor.dtype)
+        dtype = numpy_dtype(tensor.dtype)
         return cls(Frame(tensor, selection.start, selection.shape, tile, dtype, dims, None, along), fill_value)
 
     @property
@@ -145,7 +145,7 @@ class Cutout:
         squeezed = tuple([d for d in range(len(end)) if d not in self.kept])
         selection = Selection(self.frame.origin, end, self.steps, squeezed)
         view = StoredOnly(self.tensor, self.fill_value)
-        return shown(self.tensor.read(selection, workers=workers) if compute else view[selection])
+        return as_numpy(self.tensor.read(selection, workers=workers) if compute else view[selection])
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
         """Drop the entries of dimensions indexed by an int.
@@ -161,7 +161,7 @@ class Cutout:
 
     def pixels(self, box: torch.Tensor) -> Pixels:
         """Return a box of pixels as an array of the written dtype and dimensions."""
-        array = shown(box)
+        array = as_numpy(box)
         return array.reshape(self.of_kept(array.shape))
 
     @property

@@ -51,11 +51,10 @@ from infinite_tensor.views.exports.files import (
 )
 from infinite_tensor.views.exports.zarrs import Content, opened_zarr
 from infinite_tensor.views.face import with_distinct_dims
-from infinite_tensor.views.frame import shown_value, state_of
+from infinite_tensor.views.frame import numpy_value, state_of
 from infinite_tensor.views.metadata import array_name_of, path_of, unsaid_by_attributes
 from infinite_tensor.views.multiscale import axes_of, image_of
-from infinite_tensor_stores.targets import is_local, local_path, text_of
-from infinite_tensor_stores.targets import shown as shown_target
+from infinite_tensor_stores.targets import is_local, local_path, shown, text_of
 
 
 class _Form(NamedTuple):
@@ -185,7 +184,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Expo
     written = _LABELS if options["palette"] else _FORMS[form]
     written.check(cutout)
     cutout = cutout.every(options["every"], options["max_pixels"])
-    warn_of_lost(shown_target(place), written.unsaid(cutout))
+    warn_of_lost(shown(place), written.unsaid(cutout))
     path = local_path(place)
     sidecars = [path.with_name(path.name + ending) for ending in written.sidecars]
     with _explaining(_begun(path, sidecars, overwrite=options["overwrite"]), str(path)) as unfinished:
@@ -248,22 +247,22 @@ def _export_zarr(
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
     unsaid = [label for cutout in cutouts.values() for label in unsaid_by_attributes(cutout.meaning)]
-    warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
+    warn_of_lost(shown(place), list(dict.fromkeys(unsaid)))
     if options["overwrite"] and not is_local(place):
         _check_not_read(place, cutouts)
     identity = None if options["overwrite"] else _identity(cutouts, options, in_levels=attributes is not None)
     content = Content(cutouts, _fill_values(cutouts, options), identity, attributes)
     opened = opened_zarr(content, place, options["storage_options"], overwrite=options["overwrite"])
     try:
-        with _explaining(opened, shown_target(place)) as sinks:
+        with _explaining(opened, shown(place)) as sinks:
             total = sum(units_in(cutout.frame.shape, sinks[path].unit) for path, cutout in cutouts.items())
             with Tally(total, options["progress"], unit="tile") as tally:
                 finer = None
                 for path, cutout in cutouts.items():
                     if finer is None or attributes is None:
-                        stream(cutout, sinks[path], _source_of(cutout.tensor, options), tally, shown_target(place))
+                        stream(cutout, sinks[path], _source_of(cutout.tensor, options), tally, shown(place))
                     else:
-                        stream_level(cutout, sinks[path], finer, tally, shown_target(place))
+                        stream_level(cutout, sinks[path], finer, tally, shown(place))
                     finer = sinks[path]
     except KeyboardInterrupt as interrupt:
         if content.identity is not None:
@@ -277,8 +276,7 @@ def _check_not_read(place: str, cutouts: Mapping[str, Cutout]) -> None:
     for text in sources_in([cutout.tensor for cutout in cutouts.values()]):
         if isinstance(text, str) and path in f"/{text.strip('/')}/":
             raise ValidationError(
-                f"overwrite=True would delete {shown_target(place)!r}, from which the tensor is computed; give another "
-                "target"
+                f"overwrite=True would delete {shown(place)!r}, from which the tensor is computed; give another target"
             )
 
 
@@ -330,7 +328,7 @@ def _checked(target: object, given: ExportOptions) -> tuple[str, str, ExportOpti
     form = _format_of(place, options["format"])
     if form != _ZARR and not is_local(place):
         raise ValidationError(
-            f"format {form!r} needs a local path, got {shown_target(place)!r}; only Zarr can be written to a URL"
+            f"format {form!r} needs a local path, got {shown(place)!r}; only Zarr can be written to a URL"
         )
     if form != _ZARR and options["storage_options"] is not None:
         raise ValidationError("storage_options are only for Zarr; leave them out")
@@ -358,7 +356,7 @@ def _format_of(place: str, given: object) -> str:
         if trimmed.endswith(ending):
             return form
     raise ValidationError(
-        f"the target must end in one of {', '.join(_ENDINGS)}, got {shown_target(place)!r}; "
+        f"the target must end in one of {', '.join(_ENDINGS)}, got {shown(place)!r}; "
         'or give format="zarr", "npy", "png" or "tiff"'
     )
 
@@ -374,7 +372,7 @@ def _fill_values(cutouts: Mapping[str, Cutout], options: ExportOptions) -> dict[
     if options["compute"]:
         return None
     views = {path: StoredOnly(cutout.tensor, options["fill_value"]) for path, cutout in cutouts.items()}
-    return {path: shown_value(view.fill_value, view.dtype) for path, view in views.items()}
+    return {path: numpy_value(view.fill_value, view.dtype) for path, view in views.items()}
 
 
 def _identity(cutouts: Mapping[str, Cutout], options: ExportOptions, *, in_levels: bool) -> str | None:

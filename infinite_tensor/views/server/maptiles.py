@@ -26,7 +26,7 @@ from infinite_tensor.views.colours import (
     rgba,
     scaled,
 )
-from infinite_tensor.views.frame import shown_dtype, shown_if_stored
+from infinite_tensor.views.frame import numpy_dtype, stored_as_numpy
 from infinite_tensor.views.plane import SIDE, Plane, Tile
 
 _SAMPLES = 8
@@ -55,7 +55,7 @@ def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | 
     tiles = sorted(found.complete or found.partial)
     some = tiles[:: max(1, len(tiles) // _SAMPLES)][:_SAMPLES]
     if some:
-        parts = [shown_if_stored(tensor, tuple(map(slice, layout.start(i), layout.stop(i)))) for i in some]
+        parts = [stored_as_numpy(tensor, tuple(map(slice, layout.start(i), layout.stop(i)))) for i in some]
         return [values[~missing] for values, missing in parts]
     middle = Tile(0, *((extent or 0) // 2 // SIDE for extent in plane.extents)).box(plane.extents)
     assert middle is not None
@@ -64,7 +64,7 @@ def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | 
         region = plane.region((rows, columns), (1,) * tensor.ndim)
         if (pixels := read(region)) is not None:
             return [pixels]
-    return [np.zeros(0, shown_dtype(tensor.dtype))]
+    return [np.zeros(0, numpy_dtype(tensor.dtype))]
 
 
 @dataclass(frozen=True)

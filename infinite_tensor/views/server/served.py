@@ -32,7 +32,7 @@ from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.views.colours import Array
 from infinite_tensor.views.face import FaceStore, store_of_levels
-from infinite_tensor.views.frame import Frame, shown, shown_dtype
+from infinite_tensor.views.frame import Frame, as_numpy, numpy_dtype
 from infinite_tensor.views.metadata import array_name_of
 from infinite_tensor.views.painter import Painter
 from infinite_tensor.views.plane import Plane, Tile
@@ -230,7 +230,7 @@ class _Content:
     def _sample(self, region: Any) -> Array | None:
         most = self._settings.max_windows
         try:
-            return shown(self.tensor[region]) if _cost(self.tensor, region, most) <= most else None
+            return as_numpy(self.tensor[region]) if _cost(self.tensor, region, most) <= most else None
         except TileAccessError:
             return None
 
@@ -284,7 +284,7 @@ class _Content:
             with self._lock:
                 if self._drawing[-1] is colours:
                     values = [*picture.values[np.isfinite(picture.values)], *colours.ends]
-                    parts = [np.array(values, shown_dtype(self.tensor.dtype))]
+                    parts = [np.array(values, numpy_dtype(self.tensor.dtype))]
                     vars(self)["_drawing"] = self._drawing_in(Colours.of(parts, None, None, rgb=False))
             return self._drawn_anew(plane, tile, compute=compute)
         return answered(colours.png(picture.values, picture.missing), "image/png", passing=picture.state == "partial")

@@ -46,7 +46,7 @@ from infinite_tensor.support.stopping import Stopped, stopping
 from infinite_tensor.support.tables import count_of, shown_id
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.colours import MOST_LABELS, full_range, range_of, rgba
-from infinite_tensor.views.frame import shown_dtype
+from infinite_tensor.views.frame import numpy_dtype
 from infinite_tensor.views.painter import Painter, Picture
 from infinite_tensor.views.plane import Plane, Tile
 from infinite_tensor.views.viewer.viewport import Budget, Viewport, coarsest
@@ -224,7 +224,7 @@ class Panel:
         self._computable = node_of(tensor).computation.copied or (budget.windows > 0 and tensor.f is not None)
         self._failed: dict[tuple[Plane, Tile], Picture] = {}
         self.coarsest = coarsest(self._plane.extents, len(self._painter.levels) - 1)
-        self._ends = full_range(shown_dtype(tensor.dtype), rgb=True)
+        self._ends = full_range(numpy_dtype(tensor.dtype), rgb=True)
         self._looking, self._computing = Lane(self._is_over), Lane(self._is_over)
         self._came: deque[tuple[int, list[Picture]]] = deque()
         self._coming, self._taken = False, -math.inf

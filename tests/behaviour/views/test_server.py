@@ -41,7 +41,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.support.stopping import Stopped, stopping
 from infinite_tensor.views.colours import PALETTE
-from infinite_tensor.views.frame import shown_if_stored
+from infinite_tensor.views.frame import stored_as_numpy
 from infinite_tensor.views.server import app, work
 from infinite_tensor.views.server.maptiles import Colours
 from infinite_tensor.views.server.served import Settings
@@ -439,15 +439,15 @@ def test_what_is_stored_of_tiles_that_are_not_whole_is_shown(tmp_path: Path) -> 
         world[-40:100, 10:60]
     with ZarrTileStore(tmp_path / "w.zarr", mode="r") as store:
         stored = store.open("world")
-        values, missing = shown_if_stored(stored, sl[-100:200, -100:200])
+        values, missing = stored_as_numpy(stored, sl[-100:200, -100:200])
         there = np.s_[60:200, 110:160]
         assert not missing[there].any()
         assert np.array_equal(values[there], stored[-40:100, 10:60])
         # Nowhere else but in the windows of these pixels.
         assert missing.sum() > 300 * 300 - 176 * 96
-        thin, lacks = shown_if_stored(stored, sl[-100:200:3, -100:200:3])
+        thin, lacks = stored_as_numpy(stored, sl[-100:200:3, -100:200:3])
         assert np.array_equal(lacks, missing[::3, ::3])
-        assert np.array_equal(shown_if_stored(stored, sl[0, -100:200])[1], missing[100])
+        assert np.array_equal(stored_as_numpy(stored, sl[0, -100:200])[1], missing[100])
         assert np.array_equal(thin[~lacks], values[::3, ::3][~lacks])
         with served(store, settings=Settings(low=0, high=5)) as server:
             opaque = image(server.get("/world/0/0/0.png").content)[..., 3] == 255
