@@ -14,8 +14,9 @@ import fsspec
 import pytest
 import torch
 import zarr
+from zarr.storage import LocalStore
 
-from infinite_tensor import StoreError, TensorGroup, ZarrTileStore
+from infinite_tensor import StoreError, TensorGroup, ValidationError, ZarrTileStore
 from infinite_tensor.errors import LinkNotFollowedWarning
 from infinite_tensor.tilestore import Garbage
 from tests.support.building import overlapping
@@ -217,6 +218,17 @@ def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: Any, tmp_p
     with pytest.raises(StoreError, match=f"there is {kind}"):
         ZarrTileStore(path, mode=mode)
     assert path.is_symlink() or path.read_bytes() == b"pixels"
+
+
+@pytest.mark.parametrize("mode", ["a", "r+", "w"])
+def test_a_zarr_store_that_cannot_be_written_is_opened_to_read_only(mode: Any, tmp_path: Path) -> None:
+    with ZarrTileStore(LocalStore(tmp_path), tile_size=8) as store:
+        overlapping(store)[0:8, 0:8]
+    target = LocalStore(tmp_path, read_only=True)
+    with pytest.raises(ValidationError, match=r"is read-only.*give mode='r'"):
+        ZarrTileStore(target, mode=mode)
+    with ZarrTileStore(target, mode="r") as store:
+        assert len(store.tensor_ids()) == 1
 
 
 def test_a_store_lies_in_a_folder_of_its_own_within_a_group_of_somebody_else(folder: Folder) -> None:

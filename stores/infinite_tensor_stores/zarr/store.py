@@ -12,7 +12,7 @@ from typing import Any
 from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
-from infinite_tensor.errors import StoreError
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.definitions import Documents
@@ -127,6 +127,8 @@ class ZarrTileStore(PersistentTileStore):
         self._timeout = check_timeout(timeout)
         self._concurrency = check_concurrency(concurrency)
         self._home = home_of(self.target, storage_options, read_only, self._timeout, self._concurrency)
+        if self._home.read_only and not read_only:
+            raise ValidationError(f"the given {self.target} is read-only, got mode={mode!r}; give mode='r'")
         self._backend = ZarrBackend(self._home, self.mode, compressors, str(self))
         super().__init__(
             tile_size,
