@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.autograd import backward
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from infinite_tensor import ValidationError, VirtualTensor
 from tests.behaviour.modules.nets import Doubling, doubled
@@ -97,6 +98,13 @@ def test_functional_call_computes_it_from_the_parameters_that_it_is_given() -> N
     given = functional_call(module, {"base": torch.eye(2)}, torch.ones(1, 2))
     assert torch.equal(given, torch.full((1, 2), 2.0))
     assert torch.equal(module.twice.value, 2 * BASE)
+
+
+def test_activation_checkpoints_recompute_it() -> None:
+    # Its graph holds a tensor, and torch compares how many are held in both runs.
+    module = Doubling(lambda owner, *_: owner.base.square())
+    backward(checkpoint(module, torch.eye(2), use_reentrant=False).sum())
+    assert torch.equal(module.gradient, 2 * BASE)
 
 
 @pytest.mark.parametrize("strict", [True, False])
