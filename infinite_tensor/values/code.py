@@ -261,7 +261,7 @@ class _Reading:
             if each.opname == "STORE_NAME" and each.argval in _OF_CLASSES:
                 left_out |= {at - 1, at}
         left_out |= {at for at, each in enumerate(self._all) if each.opname in _TELLING_NOTHING}
-        self._kept = [(at, each) for at, each in enumerate(self._all) if at not in left_out]
+        self._kept = [(at, part) for at, each in enumerate(self._all) if at not in left_out for part in _parts(each)]
         self._offsets = [each.offset for _, each in self._kept]
         self._found: dict[str, set[str]] = {"globals": set(), "attributes": set(), "imported": set()}
 
@@ -293,7 +293,7 @@ class _Reading:
         if _jumps(each):
             return str(self._number(value))
         if kind in dis.haslocal or kind in dis.hasfree:
-            return " ".join(map(self._local, value if isinstance(value, tuple) else (value,)))
+            return self._local(value)
         return self._constant(value) if kind in dis.hasconst else f"{value if kind in dis.hasname else each.arg}"
 
     def _local(self, name: str) -> str:
@@ -345,6 +345,15 @@ def _assertions(instructions: Sequence[dis.Instruction]) -> set[int]:
             found |= {at for at, (first, last) in places if low <= first and last <= high}
             found |= set(range(begin, end + 1))
     return found
+
+
+def _parts(each: dis.Instruction) -> list[dis.Instruction]:
+    """Split an instruction on two variables, which Python 3.13 joins only within a line of the source."""
+    if each.opcode not in dis.haslocal or not isinstance(each.argval, tuple):
+        return [each]
+    names = re.findall("(?:LOAD|STORE)_FAST(?:_BORROW)?", each.opname)
+    pairs = zip(names, each.argval, strict=True)
+    return [each._replace(opname=name, opcode=dis.opmap[name], argval=value) for name, value in pairs]
 
 
 def _jumps(each: dis.Instruction) -> bool:

@@ -539,16 +539,16 @@ def defined(source: str, module: str = "steps") -> Callable[..., Any]:
 
 
 SPELLINGS = [
-    "def f(x, k=2):\n    y = [x * k for x in x]\n    return y",
-    "def f(x, k=2):\n    '''Doubles.'''\n    y = [x * k for x in x]\n\n    return y",
+    "def f(x, k=2):\n    y = [z * k for z in x]\n    return y",
+    "def f(x, k=2):\n    '''Doubles.'''\n    y = [z * k for z in x]\n\n    return y",
     "def f(row, k=2):\n    doubled = [\n        each * k\n        for each in row\n    ]\n    return doubled",
-    "def f(x, k=2):\n    assert k and len(x) < 9, f'{k}'\n    y = [x * k for x in x]\n    assert y\n    return y",
-    "def g(x, k=2):\n    y = [x * k for x in x]\n    return y",
+    "def f(x, k=2):\n    assert k and len(x) < 9, f'{k}'\n    y = [z * k for z in x]\n    assert y\n    return y",
+    "def g(x, k=2):\n    y = [z * k for z in x]\n    return y",
 ]
 OTHERS = [
-    "def f(x, k=2):\n    y = [x + k for x in x]\n    return y",
-    "def f(x, k=2):\n    y = [k * x for x in x]\n    return y",
-    "def f(x, *, k=2):\n    y = [x * k for x in x]\n    return y",
+    "def f(x, k=2):\n    y = [z + k for z in x]\n    return y",
+    "def f(x, k=2):\n    y = [k * z for z in x]\n    return y",
+    "def f(x, *, k=2):\n    y = [z * k for z in x]\n    return y",
     "def f(x):\n    for y in x:\n        if y:\n            g(y)\n            h(y)",
     "def f(x):\n    for y in x:\n        if y:\n            g(y)\n        h(y)",
     "def f(x):\n    try:\n        g(x)\n        h(x)\n    except K:\n        pass",
