@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import torch
 
+from infinite_tensor.construction import arg_definitions
 from infinite_tensor.engine.chain import TensorInStore, node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.support.given import array_advice, checked_device, checked_id, quoted
 from infinite_tensor.support.nested import show
-from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
+from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.inventory import sources_first
 from infinite_tensor.tilestore.layout import Record

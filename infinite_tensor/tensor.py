@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from infinite_tensor.construction import check_dims, checked_shared, in_store
 from infinite_tensor.engine import assemble, compiled
 from infinite_tensor.engine.chain import Computation, Node, TensorInStore, node_of
 from infinite_tensor.errors import ValidationError
@@ -21,44 +22,31 @@ from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
-from infinite_tensor.outputs import Output, Shared
+from infinite_tensor.outputs import Output
 from infinite_tensor.refusals import check_finite, refuse_torch
 from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.support.given import (
     array_advice,
-    checked_device,
-    checked_id,
     checked_workers,
     members,
     quoted,
-    unique_id,
 )
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.inventory import TileState
 from infinite_tensor.tilestore.map_cache import forget_after, map_cache
-from infinite_tensor.tilestore.messages import mismatch, warn_of_seams, warn_of_uncovered
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import (
-    check_args,
-    check_callable,
     check_on_device,
-    check_windows,
-    checked_paddings,
-    checked_windows,
     move_target,
     stand_in,
 )
 from infinite_tensor.values.coarse import Method
-from infinite_tensor.values.code import short_name
 from infinite_tensor.values.definition import (
-    ArgDefinition,
     Blend,
     BlendName,
     Json,
     Number,
-    Padding,
-    contradict,
     names_of,
 )
 from infinite_tensor.values.fingerprint import Item
@@ -185,15 +173,16 @@ class InfiniteTensor(Fillable[torch.Tensor]):
         reduce: Reduction | None = None,
     ) -> None:
         batching = Batching.of(batch_size)
-        shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
+        args = _checked_args(args)
+        shared = checked_shared(f, args, args_windows, args_padding, device, tensor_id, version)
         spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge, dims, reduce))
         is_cached = isinstance(f, Formula) and tile_store is None and tensor_id is None
         if isinstance(f, Formula) and tile_store is None:
             # Other tensors may have the same id, and cannot share a cache with this one.
             tile_store = map_cache() if is_cached else MemoryTileStore(map_cache().cache_size_bytes)
-        (stored,) = _in_store([spec], tile_store, shared, args, named=tensor_id is not None)
+        (stored,) = in_store([spec], tile_store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
-        _check_dims(spec, node)
+        check_dims(spec, node)
         self._bind(node, args)
         if is_cached:
             forget_after(self, self.tensor_id)
@@ -263,12 +252,13 @@ class InfiniteTensor(Fillable[torch.Tensor]):
         tensor([ True,  True, False])
         """
         batching = Batching.of(batch_size)
-        shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
+        args = _checked_args(args)
+        shared = checked_shared(f, args, args_windows, args_padding, device, tensor_id, version)
         specs = shared.specs(outputs)
-        stored = _in_store(specs.values(), tile_store, shared, args, named=tensor_id is not None)
+        stored = in_store(specs.values(), tile_store, shared, args, named=tensor_id is not None)
         tensors = tensors_of(stored, f, batching, args, cls)
         for spec, tensor in zip(specs.values(), tensors, strict=True):
-            _check_dims(spec, node_of(tensor))
+            check_dims(spec, node_of(tensor))
         # Imported here, because groups build on tensors.
         from infinite_tensor.groups.group import group_of_outputs  # noqa: PLC0415
 
@@ -1173,62 +1163,16 @@ def _as_target(arg: Any) -> Any:
     return torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, InfiniteTensor) else arg
 
 
-def _checked_store(store: object) -> TileStore:
-    if isinstance(store, str | os.PathLike):
-        # Imported here, because persistent stores build on tensors.
-        from infinite_tensor_stores import shared_store  # noqa: PLC0415
-
-        return shared_store(store)
-    if store is not None and not isinstance(store, TileStore):
-        raise ValidationError(f"tile_store must be a TileStore, a path or a URL, got {quoted(store)}")
-    return MemoryTileStore() if store is None else store
-
-
-def _shared(
-    f: Callable[..., Any],
-    args: Any,
-    windows: Any,
-    padding: object,
-    device: torch.device | str,
-    tensor_id: object,
-    version: object,
-) -> tuple[Shared, tuple[InfiniteTensor, ...]]:
-    """Check the arguments common to all outputs of an ``f``, and turn `args` into tensors."""
-    check_callable(f)
-    for name, value in (("args", args), ("args_windows", windows)):
-        if value is not None and members(value) is None:
-            raise ValidationError(f"{name} must be a tuple or list, got {quoted(value)}")
+def _checked_args(args: Any) -> tuple[InfiniteTensor, ...]:
+    if args is not None and members(args) is None:
+        raise ValidationError(f"args must be a tuple or list, got {quoted(args)}")
     tensors = as_tensors(members(args) or ())
     for at, arg in enumerate(tensors):
         if not isinstance(arg, InfiniteTensor):
             raise ValidationError(
                 f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {quoted(arg)}{array_advice(arg)}"
             )
-    definitions = arg_definitions(
-        tensors, checked_windows(tensors, members(windows) or ()), checked_paddings(tensors, padding)
-    )
-    upstream = tuple(node_of(arg).spec.definition.functions for arg in tensors)
-    name = unique_id(short_name(f)) if tensor_id is None else checked_id(tensor_id)
-    return Shared(name, f, definitions, upstream, checked_device(device), version), tensors
-
-
-def _in_store(
-    specs: Collection[TensorSpec], given: object, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
-) -> list[TensorInStore]:
-    for spec in specs:
-        check_windows(spec.tensor_id, spec.grid, spec.labels)
-        check_args(spec.tensor_id, spec.grid, args, shared.args)
-        warn_of_uncovered(spec)
-        warn_of_seams(spec, args)
-    # Last, because this creates a folder at a path.
-    store = _checked_store(given)
-    return [TensorInStore(spec, store, named) for spec in specs]
-
-
-def _check_dims(given: TensorSpec, node: Node) -> None:
-    wanted = given.definition.dims
-    if wanted is not None and contradict(names := names_of(node.spec.definition.dims, len(given.shape)), wanted):
-        raise mismatch(given.tensor_id, [f"dims: stored {list(names)}, given {list(wanted)}"], node.store)
+    return tensors
 
 
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -1239,13 +1183,3 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
     given = {id(arg): arg for arg in args}
     tensors = {key: stand_in(arg) for key, arg in given.items()}
     return tuple(tensors[id(arg)] for arg in args)
-
-
-def arg_definitions(
-    args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow], paddings: Sequence[tuple[Padding, ...] | None]
-) -> tuple[ArgDefinition, ...]:
-    """Create the args of a definition from tensors, windows and paddings."""
-    return tuple(
-        ArgDefinition(window, node.spec.definition, node.spec.tensor_id if node.tensor.named else None, padding)
-        for node, window, padding in zip(map(node_of, args), windows, paddings, strict=True)
-    )

@@ -25,6 +25,7 @@ LABELS = {
     "groups": "tensors under names",
     "opening": "from an id, from a pickle",
     "tensor": "InfiniteTensor",
+    "construction": "checks a new tensor, and stores it",
     "outputs": "what users declare of an f",
     "refusals": "what only a torch.Tensor can do",
     "filling": "plan, fill, invalidate",
