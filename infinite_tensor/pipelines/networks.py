@@ -217,6 +217,8 @@ class BatchedNetwork(CallingNetworks):
     def _of_batch(self, regions: Sequence[torch.Tensor]) -> Outputs:
         batch = torch.stack(list(regions))
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
+        # Networks round differently where channels are last in memory.
+        batch = batch.contiguous()
         self.modes.check()
         named = _named(self._called(batch))
         unfit = [name for name, output in named.items() if name is not None and not self._fits(output)]
