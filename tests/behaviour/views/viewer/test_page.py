@@ -103,11 +103,14 @@ class Page:
         self._page.wait_for_function(what, timeout=PATIENCE)
 
     def settle(self) -> None:
-        """Wait until nothing is to come of what is seen now."""
-        self._page.wait_for_timeout(300)
-        self.wait_for(f"{MODELS}.every(each => each.name != 'status' || !each.text.includes('to come'))")
+        """Wait until nothing is to come of what is seen now, also after the page has told how large it is."""
         drawn = "each.renderers.some(({data_source: of}) => of.name == 'tiles' && of.data.x.length)"
-        self.wait_for(f"{MODELS}.every(each => each.type != 'Figure' || {drawn})")
+        before: list[tuple[float, float, float]] | None = None
+        while before != (now := self.tiles()):
+            before = now
+            self._page.wait_for_timeout(300)
+            self.wait_for(f"{MODELS}.every(each => each.name != 'status' || !each.text.includes('to come'))")
+            self.wait_for(f"{MODELS}.every(each => each.type != 'Figure' || {drawn})")
 
     @property
     def with_tiles(self) -> str:
