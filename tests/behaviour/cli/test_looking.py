@@ -19,7 +19,6 @@ from infinite_tensor import (
     UncoveredPixelsWarning,
     ZarrTileStore,
 )
-from infinite_tensor.cli.arguments import REGION
 from tests.support.command_line import CommandLine
 
 from .conftest import ramp
@@ -199,8 +198,8 @@ def test_coverage_of_three_dimensions_is_over_those_that_are_not_drawn(cli: Comm
         window = TensorWindow((4, 4, 4), stride=(8, 4, 4))
         with pytest.warns(UncoveredPixelsWarning):
             t = InfiniteTensor((12, 8, None), lambda _: torch.ones(4, 4, 4), window, tile_store=opened, tensor_id="t")
-        for region in ("0:4,0:8,0:4", "8:12,0:4,0:8"):
-            t[REGION(region)]
+        t[0:4, 0:8, 0:4]
+        t[8:12, 0:4, 0:8]
     lines = cli("coverage", tmp_path / "s", "t", "--region", "0:12,0:8,0:12").out.splitlines()
     assert lines[:2] == ["##++..", "++...."]
     assert "each cell covers all of dim_0" in lines

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore
 
 # Inside: how windows are counted along a dimension.
-from infinite_tensor.geometry.window import followed
 from tests.behaviour.invalidation.model import Model
 from tests.support.dict_store import DictTileStore
 from tests.support.pipelines import Pipeline, pipelines
 from tests.support.reference import Box, Index, Padding, TooManyWindows
+from tests.support.reference import follows as followed
 
 _Step: TypeAlias = tuple[str, int, Box]
 """``read``, ``change`` of a region, change of ``all``, or ``reopen``; the number of a stage; a region of it."""

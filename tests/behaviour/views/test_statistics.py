@@ -30,10 +30,9 @@ from infinite_tensor import (
     window_rng,
 )
 from infinite_tensor.errors import RegionError
-from infinite_tensor.values.dtypes import DTYPES
-from infinite_tensor.views.statistics import Stats
 from tests.support.counting import Counted
 from tests.support.reference import Index
+from tests.support.stored import DTYPES
 from tests.support.stores import sample
 
 REAL = [dtype for dtype in DTYPES if not dtype.is_complex]
@@ -82,7 +81,7 @@ def raster(path: Path, pixels: Values, **profile: Any) -> Path:
     return path
 
 
-def check(found: Stats, values: Values, nan: int = 0) -> None:
+def check(found: Any, values: Values, nan: int = 0) -> None:
     """Whether statistics are those of some numbers, none of which is NaN."""
     assert (found.count, found.nan) == (len(values), nan)
     if not len(values):

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor.errors import RegionError
-from infinite_tensor_stores.zarr.layout import DOCUMENT
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import ROWS, SHAPE, made, numbered
 from tests.support.interpreters import CONTEXT, Member, Team
@@ -194,7 +193,7 @@ def test_a_reader_holds_the_document_that_it_has_read_and_no_other(local: Place)
 
 def documents_held(place: Place) -> list[int]:
     """The numbers of the documents of a blob, replaced ones too, that this process holds open."""
-    document = str(Path(place.target, DOCUMENT))
+    document = str(Path(place.target, "zarr.json"))
     held = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
     return [entry.stat().st_ino for entry in held if str(entry.readlink()).removesuffix(" (deleted)") == document]
 
