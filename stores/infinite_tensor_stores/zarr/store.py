@@ -128,7 +128,7 @@ class ZarrTileStore(PersistentTileStore):
         self._concurrency = check_concurrency(concurrency)
         self._home = home_of(self.target, storage_options, read_only, self._timeout, self._concurrency)
         if self._home.read_only and not read_only:
-            raise ValidationError(f"the given {self.target} is read-only, got mode={mode!r}; give mode='r'")
+            raise ValidationError(f"{shown(self.target)!r} is read-only, got mode={mode!r}; give mode='r'")
         self._backend = ZarrBackend(self._home, self.mode, compressors, str(self))
         super().__init__(
             tile_size,
