@@ -74,6 +74,7 @@ def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
         assert not hasattr(infinite_tensor, name)
 
 
+@pytest.mark.slow
 def test_without_h5py_other_stores_open(tmp_path: Path) -> None:
     code = """
 import sys

@@ -353,6 +353,7 @@ def client() -> Any:
         yield client
 
 
+@pytest.mark.slow
 def test_a_cluster_computes_what_is_wanted_and_no_more(client: Client, tmp_path: Path) -> None:
     wanted, region = Mask(np.random.default_rng(2).random((4, 4)) < 0.4, scale=64), box(256, 256)
     for folder in ("a", "b"):

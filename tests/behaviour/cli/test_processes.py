@@ -42,6 +42,7 @@ def test_a_process_ends_with_the_exit_code(store: Path) -> None:
     assert in_a_process("ls").code == 2
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
     # An interpreter of its own: what Python does of itself at the end must fail no more.
     process = subprocess.Popen([*COMMAND, "ls", str(store)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

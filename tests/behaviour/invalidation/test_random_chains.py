@@ -169,6 +169,7 @@ def test_random_chains_in_memory(history: _History) -> None:
 
 
 @given(_histories())
+@pytest.mark.slow
 def test_random_chains_in_zarr(history: _History) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _run(history, lambda number, **options: ZarrTileStore(Path(folder, str(number)), **options))

@@ -376,6 +376,7 @@ def test_what_is_invalidated_is_dropped_of_levels_too(tmp_path: Path) -> None:
         assert np.argwhere(second.coverage(sl[...], state="missing").numpy()).tolist() == [[0, 0]]
 
 
+@pytest.mark.slow
 def test_labels_of_a_prediction_have_the_mode_and_an_overwrite_takes_levels_along(tmp_path: Path) -> None:
     net = torch.nn.Conv2d(3, 4, 3, padding=1)
     image = torch.rand(3, 700, 1100)

@@ -105,6 +105,7 @@ def test_chunks_that_are_there_cost_no_further_request(tmp_path: Path) -> None:
     assert Counting.count - begin == array.nchunks
 
 
+@pytest.mark.slow
 def test_of_many_folders_only_those_of_a_block_are_asked(tmp_path: Path) -> None:
     t = from_array(in_dask(*[in_zarr(tmp_path / str(number)) for number in range(3)]), chunks=32, name="a")
     (tmp_path / "2").rename(tmp_path / "elsewhere")

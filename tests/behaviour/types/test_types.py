@@ -60,6 +60,7 @@ CODES: dict[Checker, list[str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "checker", [where_installed(found_by_mypy, "mypy"), where_installed(found_by_pyright, "basedpyright")]
 )

@@ -161,6 +161,7 @@ def test_an_f_reads_any_zarr_array() -> None:
     assert np.array_equal(face[...], np.kron(np.asarray(stored[...])[np.ix_(ROWS, ROWS)], np.ones((4, 4))))
 
 
+@pytest.mark.slow
 def test_an_f_reads_the_face_that_it_computes() -> None:
     faces: list[zarr.Array[Any]] = []
 
@@ -173,6 +174,7 @@ def test_an_f_reads_the_face_that_it_computes() -> None:
         assert np.array_equal(read[:, 0], np.repeat(np.arange(1, 9), 4))
 
 
+@pytest.mark.slow
 def test_readers_of_a_chain_of_faces_do_not_wait_for_each_other() -> None:
     below = face_of()
     middle = face_of(lambda ctx: torch.tensor(below[abs(ctx[0]), :4]).expand(4, 4))
@@ -225,6 +227,7 @@ def _with_one_of_everything() -> list[bool]:
     return same
 
 
+@pytest.mark.slow
 def test_it_works_with_one_of_everything_in_zarr() -> None:
     with Team(1) as team:
         assert all(team.members[0].call(_with_one_of_everything))

@@ -758,9 +758,8 @@ def reachable(host: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("number", "host"), [(signal.SIGINT, "127.0.0.1"), pytest.param(signal.SIGTERM, "::1", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "::1")])
 def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals, host: str) -> None:
     if not reachable(host):
         pytest.skip("this machine has no IPv6")
@@ -829,7 +828,8 @@ world = InfiniteTensor((8, 16), f, TensorWindow((8, 8)), tile_store=store, tenso
 """
 
 
-@pytest.mark.parametrize("flush", ["ends", pytest.param("hangs", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flush", ["ends", "hangs"])
 def test_a_second_ctrl_c_does_not_wait_for_f_and_a_third_waits_for_nothing(tmp_path: Path, flush: str) -> None:
     hanging = "" if flush == "ends" else "hanging = Hanging()\nflush_at_exit(hanging)\n"
     with serving(tmp_path, HANGS + hanging, "--store-results") as (process, asked):

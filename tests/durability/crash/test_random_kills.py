@@ -13,6 +13,7 @@ from tests.durability.crash.witness import Witness
 from tests.support.stores import sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample(range(44), 0))
 def test_a_store_survives_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
     """One store, filled by one process after the other, each of which is killed."""

@@ -197,6 +197,7 @@ def _zarr_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: i
         shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_300_random_damages_of_a_zarr_store(zarr_store: Path, tmp_path: Path, expected: dict[str, Any]) -> None:
     _zarr_rounds(zarr_store, tmp_path, expected, 1, 300, 12)
 

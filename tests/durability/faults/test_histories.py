@@ -156,6 +156,7 @@ def _play(pipeline: Pipeline, storages: Sequence[Store], faults: Faults) -> None
 
 
 @given(pipelines(), _faults)
+@pytest.mark.slow
 def test_objects_in_memory(pipeline: Pipeline, faults: Faults) -> None:
     _play(pipeline, [MemoryStore() for _ in pipeline.stages], faults)
 

@@ -87,6 +87,7 @@ def test_a_forked_child_follows_what_the_writer_commits_later(local: Place, look
         assert process.exitcode == 0
 
 
+@pytest.mark.slow
 def test_a_thread_that_outlives_the_main_thread_writes_on_and_all_of_it_is_stored(folder: Place) -> None:
     script = f"""
 import threading

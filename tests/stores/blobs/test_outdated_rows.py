@@ -90,6 +90,7 @@ def reader(on_disk: Place) -> TensorBlob:
     return blob
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_rows_that_another_process_has_truncated_away_are_an_index_error(
     reader: TensorBlob, other: Member, read: Callable[[TensorBlob], torch.Tensor]

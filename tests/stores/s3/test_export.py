@@ -85,6 +85,7 @@ class KilledAt:
 
 
 # Before any, among the chunks, before the mark, among the copies, before the root, and before the mark is deleted.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     sample([1, 2, 40, CHUNKS + 1, CHUNKS + 2, CHUNKS + 30, 2 * CHUNKS + 8, 2 * CHUNKS + 9], 2 * CHUNKS + 8),

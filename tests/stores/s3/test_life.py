@@ -95,6 +95,7 @@ def test_a_flush_that_the_server_does_not_live_through_succeeds_when_it_is_back(
     assert not again.calls
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_reads_and_writes(server: S3Server, url: str) -> None:

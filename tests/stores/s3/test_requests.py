@@ -305,6 +305,7 @@ ASKED: dict[str, Callable[[Filled], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_tiles_are_listed_a_thousand_at_a_time_and_nothing_is_asked_twice(filled: Filled, name: str) -> None:
     before = len(filled.proxy.requests)

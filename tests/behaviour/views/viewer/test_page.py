@@ -244,6 +244,7 @@ def test_one_walks_about_and_everything_is_computed_and_sent_once(opened: Callab
     assert page.errors == []
 
 
+@pytest.mark.slow
 def test_a_slow_function_blocks_neither_the_page_nor_what_is_stored(opened: Callable[..., Page]) -> None:
     go_on = threading.Event()
 
@@ -296,6 +297,7 @@ def test_what_is_missing_without_a_function_is_grey_and_what_is_stored_is_found(
         assert (page.picture() == GREY).all(-1).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_from_afar_what_is_too_much_to_compute_is_not(opened: Callable[..., Page]) -> None:
     f = Counted(ramp)
     t = tensor_of(f)
@@ -320,6 +322,7 @@ def test_a_budget_of_0_shows_what_is_stored(opened: Callable[..., Page]) -> None
     assert (page.picture() == GREY).all(-1).any()
 
 
+@pytest.mark.slow
 def test_what_was_stored_is_tinted_where_that_is_wanted(opened: Callable[..., Page], tmp_path: Path) -> None:
     t = tensor_of(ramp, tile_store=ZarrTileStore(tmp_path / "t.zarr", tile_size=256))
     _ = t[0:256, 0:256]
@@ -331,6 +334,7 @@ def test_what_was_stored_is_tinted_where_that_is_wanted(opened: Callable[..., Pa
     assert list(zip(page.marks("left"), page.marks("top"), strict=True)) == [(-0.5, -0.5)]
 
 
+@pytest.mark.slow
 def test_the_scale_is_from_the_smallest_to_the_largest_value_that_is_seen(opened: Callable[..., Page]) -> None:
     page = opened(tensor_of(ramp), query="?y=100&x=100&zoom=1")
     # The numbers beside the scale, which come with it, take room of the picture.
@@ -363,7 +367,8 @@ def test_the_command_shows_what_a_module_computes_and_stores_nothing(browser: An
         assert store.extent("world") is None
 
 
-@pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("presses", [1, 2])
 def test_the_command_ends_after_the_present_call_of_f_or_at_a_second_ctrl_c(
     browser: Any, tmp_path: Path, presses: int
 ) -> None:
@@ -381,7 +386,8 @@ def test_the_command_ends_after_the_present_call_of_f_or_at_a_second_ctrl_c(
     assert (tmp_path / "calls").read_text() == "x"
 
 
-@pytest.mark.parametrize("leave", ["page", *(pytest.param(each, marks=pytest.mark.slow) for each in ("view", "place"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("leave", ["page", "view", "place"])
 def test_who_leaves_is_computed_for_no_longer_than_one_call(browser: Any, leave: str) -> None:
     calls = list[Index]()
 
@@ -431,11 +437,13 @@ def test_colours_and_labels_are_shown_beside_each_other(opened: Callable[..., Pa
     assert {(200, 0, 0), (31, 119, 180), (174, 199, 232)} <= colours
 
 
+@pytest.mark.slow
 def test_tensors_beside_each_other_are_all_there_before_anybody_moves(opened: Callable[..., Page]) -> None:
     page = opened(*(from_array(torch.rand(300, 400)) for _ in range(3)))
     page.wait_for(f"{page.with_tiles}.length == 3")
 
 
+@pytest.mark.slow
 def test_a_place_or_zoom_beyond_all_others_is_the_last_one(opened: Callable[..., Page]) -> None:
     page = opened(tensor_of(ramp), query="?y=1e300&zoom=-1e308")
     page.wait_for(f"{page.model('status')}.text.includes('a pixel shows 64 x 64')")
