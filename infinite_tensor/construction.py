@@ -6,7 +6,7 @@ A tensor stands above this module, so args are any objects with a node.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,33 @@ def checked_shared(
     upstream = tuple(node_of(arg).spec.definition.functions for arg in args)
     name = unique_id(short_name(f)) if tensor_id is None else checked_id(tensor_id)
     return Shared(name, f, definitions, upstream, checked_device(device), version)
+
+
+class Located:
+    """An ``f`` that also gets where its first region begins, or without args its window: ``f(ctx, *regions, start)``.
+
+    Parameters
+    ----------
+    f : callable
+        The user's function.
+    window : TensorWindow
+        The window over the first arg, or the output window.
+    """
+
+    def __init__(self, f: Callable[..., Any], window: TensorWindow) -> None:
+        self.__wrapped__ = f
+        self._window = window
+
+    def _reaches(self) -> Mapping[str, object]:
+        return {"f": self.__wrapped__}
+
+    def __call__(self, ctx: Any, *regions: Any) -> Any:
+        """Call the function of the user."""
+        start = [self._start(index) for index in ctx] if isinstance(ctx, list) else self._start(ctx)
+        return self.__wrapped__(ctx, *regions, start)
+
+    def _start(self, index: Sequence[int]) -> tuple[int, ...]:
+        return tuple([bounds.start for bounds in self._window.get_bounds(index)])
 
 
 def arg_definitions(

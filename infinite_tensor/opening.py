@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from infinite_tensor.construction import arg_definitions
+from infinite_tensor.construction import Located, arg_definitions
 from infinite_tensor.engine.chain import TensorInStore, node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.batching import Batching
@@ -41,6 +41,8 @@ def open_tensor(
     batch_size: int | tuple[int, ...] | None,
     device: torch.device | str,
     reduce: Reduction | None,
+    *,
+    coordinates: bool,
 ) -> InfiniteTensor:
     """See `TileStore.open`."""
     if f is not None and not callable(f):
@@ -65,6 +67,8 @@ def open_tensor(
             f"{[arg.tensor_id for arg in definition.args]} (None for an arg without a tensor_id); give the tensors as "
             "args=[...]"
         )
+    if f is not None and coordinates:
+        f = Located(f, [*[arg.window for arg in definition.args], definition.output_window][0])
     found, where = resolved_blend(blend), checked_device(device)
     return _bind(store, tensor_id, stored, f, upstream, found, batch_size, where, reduce)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.construction import check_dims, checked_shared, in_store
+from infinite_tensor.construction import Located, check_dims, checked_shared, in_store
 from infinite_tensor.engine import assemble, compiled
 from infinite_tensor.engine.chain import Computation, Node, TensorInStore, node_of
 from infinite_tensor.errors import ValidationError
@@ -37,6 +37,7 @@ from infinite_tensor.tilestore.inventory import TileState
 from infinite_tensor.tilestore.map_cache import forget_after, map_cache
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import (
+    check_callable,
     check_on_device,
     move_target,
     stand_in,
@@ -137,6 +138,10 @@ class InfiniteTensor(Fillable[torch.Tensor]):
     reduce : Reduction, optional
         How blended pixels are reduced before they are stored: for example, a hundred scores to the label of the highest
         score. `f` then returns windows in the shape described at `Reduction`.
+    coordinates : bool
+        Whether `f` gets one more argument: ``f(ctx, *regions, start)``. `start` is a tuple with the coordinates of the
+        first pixel of the region of the first arg, or of the window if there are no args. With a `batch_size`, it is a
+        list of tuples.
 
     Raises
     ------
@@ -171,9 +176,13 @@ class InfiniteTensor(Fillable[torch.Tensor]):
         args_padding: object = None,
         dims: Sequence[str] | None = None,
         reduce: Reduction | None = None,
+        coordinates: bool = False,
     ) -> None:
         batching = Batching.of(batch_size)
         args = _checked_args(args)
+        if coordinates:
+            check_callable(f)
+            f = Located(f, next(iter(members(args_windows) or ()), output_window))
         shared = checked_shared(f, args, args_windows, args_padding, device, tensor_id, version)
         spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge, dims, reduce))
         is_cached = isinstance(f, Formula) and tile_store is None and tensor_id is None
@@ -702,11 +711,14 @@ class InfiniteTensor(Fillable[torch.Tensor]):
         *,
         halo: object = 0,
         window: object = None,
+        overlap: object = 0,
+        blend: Blend | BlendName = "gaussian",
         scale: object = 1,
         channels: object = None,
         dims: Sequence[str | int] | None = None,
         padding: object = "reflect",
         batch_size: int | tuple[int, ...] | None = None,
+        coordinates: bool = False,
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
         store: TileStore | str | os.PathLike[str] | None = None,
@@ -720,8 +732,9 @@ class InfiniteTensor(Fillable[torch.Tensor]):
         Parameters
         ----------
         fn : callable
-            ``fn(region) -> tensor``, or a network.
-        halo, window, scale, channels, dims, padding, batch_size, dtype, device, store, tensor_id, version
+            ``fn(region) -> tensor``, or a network. With ``coordinates=True``, ``fn(region, start)``.
+        halo, window, overlap, blend, scale, channels, dims, padding, batch_size, coordinates, dtype, device, store, \
+tensor_id, version
             As for `infinite_tensor.map_windows`.
 
         Returns
@@ -742,11 +755,14 @@ class InfiniteTensor(Fillable[torch.Tensor]):
             self,
             halo=halo,
             window=window,
+            overlap=overlap,
+            blend=blend,
             scale=scale,
             channels=channels,
             dims=dims,
             padding=padding,
             batch_size=batch_size,
+            coordinates=coordinates,
             dtype=dtype,
             device=device,
             store=store,

@@ -125,8 +125,9 @@ class Computation:
         tensor = self.tensors[0]
         formula = self.f if isinstance(self.f, Formula) and not tensor.contents.outlives_process else None
         is_formula = formula is not None and formula.is_formula
-        # Windows of other tensors are those of the user, or of tiles.
-        is_free = is_formula or isinstance(formula, FunctionCaller)
+        window = tensor.spec.grid.window
+        # Windows of other tensors are those of the user, or of tiles; overlapping ones are blended.
+        is_free = is_formula or (isinstance(formula, FunctionCaller) and window.stride == window.size)
         self.units = _units(tensor.spec.grid, self.args) if is_free else None
         self.formula = self.units if is_formula else None
         self.inputs = self.args if self.formula is None else self.formula.inputs

@@ -5,27 +5,34 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from infinite_tensor.errors import FunctionChangedWarning, ShapeMismatchError, ValidationError
-from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.pipelines.networks import CallingNetworks, Company
-from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of, windows_of
+from infinite_tensor.pipelines.sliding import Along, leading_of, output_of, paddings_of, sources_of, windows_of
 from infinite_tensor.support.functions import Formula
 from infinite_tensor.support.given import as_index, quoted
+from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.code import innermost
+from infinite_tensor.values.definition import Blend, BlendName
 from infinite_tensor.values.fingerprint import STAMP
 
 _Sizes: TypeAlias = tuple[int, ...]
+_FEW = 8
+"""So many pixels of the output, along each dimension, tell the dtype."""
 
 
 def map_windows(
@@ -33,11 +40,14 @@ def map_windows(
     *inputs: Any,
     halo: object = 0,
     window: object = None,
+    overlap: object = 0,
+    blend: Blend | BlendName = "gaussian",
     scale: object = 1,
     channels: object = None,
     dims: Sequence[str | int] | None = None,
     padding: object = "reflect",
     batch_size: int | tuple[int, ...] | None = None,
+    coordinates: bool = False,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     store: TileStore | str | Any | None = None,
@@ -55,10 +65,11 @@ def map_windows(
     `window` with n entries slides over the last n dimensions. In all other cases, give `dims`. Dimensions without
     sliding windows are passed to `fn` whole.
 
-    With several inputs, windows slide over the same number of dimensions of each, and `halo`, `scale` and `padding` may
-    be a tuple with one entry per input. `window` and these arguments may also be a tuple with one entry per dimension
-    over which windows slide. With several inputs, `halo`, `scale` and `padding` are then a tuple of such tuples:
-    ``padding=(("wrap", "reflect"),) * 2``.
+    With several inputs, the output is shaped like the leading one: the first with most dimensions over which windows
+    slide. Others may have fewer, such as a height under a volume: these are found by their names, and without names
+    they are the last ones, as in broadcasting. `halo`, `scale` and `padding` may be a tuple with one entry per input.
+    `window` and these arguments may also be a tuple with one entry per dimension over which windows slide. With several
+    inputs, `halo`, `scale` and `padding` are then a tuple of such tuples: ``padding=(("wrap", "reflect"),) * 2``.
 
     Parameters
     ----------
@@ -70,22 +81,27 @@ def map_windows(
         network in `fn` must not be in training mode if its code reads `training`: call
         ``net.eval()`` first.
     *inputs : InfiniteTensor
-        One or more. The output has the channels, dtype, device and dimension names of the first. A dimension of the
+        One or more. The output has the channels, device and dimension names of the leading one. A dimension of the
         output is finite if it is finite in any input.
     halo : int
         Width of the border around the window that `fn` also gets, on each side, in pixels of the input.
     window : int, optional
-        Pixels of the first input that one call computes, without the halo. Default, if there are windows: the size of
+        Pixels of the leading input that one call computes, without the halo. Default, if there are windows: the size of
         the tiles of the store, if it has a single one; otherwise in two dimensions 256, and 64 without a `store`. It is
         longer in one dimension or for a large halo, and shorter in more dimensions; `output_window` shows it. The
         window is part of the definition of the tensor, and of its default id.
+    overlap : float
+        The part of a window that it shares with the next one: at least 0 and below 1. The distance between windows is
+        rounded down. Overlapping windows are computed whole, with their halo, and blended.
+    blend : callable, WeightedMean or str
+        How overlapping windows are blended, as for `InfiniteTensor`.
     scale : int, Fraction or float
         Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
         one that halves. The extent of the output is rounded up.
     channels : int or (), optional
-        Extent of the channel dimension of the output. This dimension takes the position of the channels of the first
+        Extent of the channel dimension of the output. This dimension takes the position of the channels of the leading
         input. If there are none, it comes first, with the name "c" if other dimensions have names. ``()`` for an output
-        without channels. Default: as in the first input.
+        without channels. Default: as in the leading input.
     dims : tuple of str or int, optional
         The dimensions over which windows slide, by name or number, the same for all inputs.
     padding : str or ("constant", number), or tuple of these
@@ -96,10 +112,16 @@ def map_windows(
         Number of windows in one call of `fn`. If there are fewer, the last one is repeated, so that the bits of a
         window do not depend on the others that a read needs. A tuple lists the allowed sizes, which must include 1.
         Before the first batch, `fn` is called once more, and a warning says if a window depends on its batch.
+    coordinates : bool
+        Whether `fn` also gets, as its last argument, where the region of the first input begins:
+        ``fn(*regions, start)``, with a tuple of the coordinates of its first pixel, halo included, in pixels of this
+        input. In a batch, `start` is a list of tuples.
     dtype : torch.dtype or str, optional
-        Dtype that `fn` returns. Default: that of the first input.
+        Dtype that `fn` returns. Default: found by a call of `fn` with a few ones, if the inputs have several dtypes or
+        `fn` names nothing but modules, so that the call changes nothing. Otherwise, for networks, and if the call
+        fails: the dtype of the leading input.
     device : torch.device or str, optional
-        Device on which `fn` returns its results. Default: that of the first input.
+        Device on which `fn` returns its results. Default: that of the leading input.
     store : TileStore, str or path, optional
         Store of the results, as `tile_store` of an `InfiniteTensor`. Default: windows are kept in the `map_cache`.
     tensor_id : str, optional
@@ -140,21 +162,32 @@ def map_windows(
     tensors = _tensors(inputs)
     sources = sources_of(tensors, dims, window, halo, scale)
     stored = not (store is None or isinstance(store, MemoryTileStore))
-    output = output_of(sources, window, channels, as_index(getattr(store, "tile_size", None)), stored=stored)
+    tile = as_index(getattr(store, "tile_size", None))
+    output = output_of(sources, window, overlap, channels, tile, stored=stored)
+    windows = windows_of(sources, output)
+    leading = leading_of(sources).tensor
     named = any(along.name for along in output)
-    f = _Mapped(fn, output, as_index(batch_size))
+    overlaps = any(along.stride < along.size for along in output)
+    f = _Mapped(fn, output, as_index(batch_size), windows[0] if coordinates else None)
     f.modes.check()
-    f.is_formula = store is None and window is None and batch_size is None and not f.snapshot.networks
+    plain = store is None and window is None and batch_size is None and not overlaps
+    f.is_formula = plain and not f.snapshot.networks
+    if dtype is None:
+        is_tried = len({each.dtype for each in tensors}) > 1 or _is_unnoticed(fn)
+        count = None if batch_size is None else as_index(batch_size) or 1
+        found = f.returned_dtype(tensors, windows, count) if is_tried and not f.snapshot.networks else None
+        dtype = found or leading.dtype
     make = functools.partial(
         InfiniteTensor,
         [along.extent for along in output],
         f,
-        TensorWindow([along.size for along in output]),
+        TensorWindow([along.size for along in output], [along.stride for along in output]),
         args=tensors,
-        args_windows=windows_of(sources, output),
-        dtype=tensors[0].dtype if dtype is None else dtype,
-        device=tensors[0].device if device is None else device,
+        args_windows=windows,
+        dtype=dtype,
+        device=leading.device if device is None else device,
         batch_size=batch_size,
+        blend=blend if overlaps else None,
         version=version,
         edge="clip",
         args_padding=paddings_of(sources, padding),
@@ -201,44 +234,87 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
 
 
 class _Mapped(CallingNetworks, Formula):
-    """The ``f`` of a mapped tensor: calls the user function, and crops the result."""
+    """The ``f`` of a mapped tensor: calls the user function, and crops the result.
 
-    def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along], batch_size: int | None) -> None:
+    If `located` is given, the window over the first input, the function is also told where its region begins.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., torch.Tensor],
+        output: Sequence[Along],
+        batch_size: int | None,
+        located: TensorWindow | None,
+    ) -> None:
         self.__wrapped__ = fn
         self._output = output
         self._batch_size = batch_size
+        self._located = located
         self._company = Company()
 
     def _reaches(self) -> Mapping[str, object]:
         return {"fn": self.__wrapped__}
 
-    def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
+    def __call__(self, ctx: Any, *regions: Any) -> torch.Tensor:
         self.modes.check()
         if isinstance(ctx, list):
             # Most functions round differently for another number of regions.
             extra = max(0, (self._batch_size or 0) - len(ctx))
-            batches = [[*each, *[each[-1]] * extra] for each in regions]
+            batches = [[*each, *[each[-1]] * extra] for each in (*regions, ctx)]
+            *windows, indices = batches
             (found,) = self._company.results(
-                batches[0],
+                windows[0],
                 lambda numbers: [
                     self._called(
-                        [torch.stack([each[n] for n in numbers]) for each in batches], (len(numbers),), self._output
+                        [torch.stack([each[n] for n in numbers]) for each in windows],
+                        (len(numbers),),
+                        self._output,
+                        [indices[n] for n in numbers],
                     )
                 ],
             )
             return found[: len(ctx)]
         if isinstance(self.__wrapped__, nn.Module):
-            return self._called([region.unsqueeze(0) for region in regions], (1,), self._output)[0]
-        return self._called(regions, (), self._output)
+            return self._called([region.unsqueeze(0) for region in regions], (1,), self._output, [ctx])[0]
+        return self._called(regions, (), self._output, [ctx])
 
-    def over(self, start: Sequence[int], size: Sequence[int], *regions: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+    def over(self, start: Sequence[int], size: Sequence[int], *regions: torch.Tensor) -> torch.Tensor:
         """Compute a region of any size; see `Formula.over`."""
         self.modes.check()
         output = [replace(along, size=n) for along, n in zip(self._output, size, strict=True)]
-        return self._called(regions, (), output)
+        # A region may begin in the middle of a window.
+        at = [Fraction(n, along.stride) for n, along in zip(start, self._output, strict=True)]
+        return self._called(regions, (), output, [at])
 
-    def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes, along: Sequence[Along]) -> torch.Tensor:
-        output = self.__wrapped__(*regions)
+    def returned_dtype(
+        self, args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow], count: int | None
+    ) -> torch.dtype | None:
+        """Return the dtype of what the function returns for small regions of ones, or None if it does not take them.
+
+        With a `count`, it gets a batch of so many regions.
+        """
+        batch = () if count is None else (count,)
+        try:
+            regions = [
+                torch.ones((*batch, *_small(window, self._output)), dtype=arg.dtype, device=arg.device)
+                for arg, window in zip(args, windows, strict=True)
+            ]
+            with running_f(), torch.no_grad():
+                found = self._returned(regions, batch, [(0,) * len(self._output)] * (count or 1))
+        except Exception:  # noqa: BLE001  (the function may take windows of one size only)
+            return None
+        return found.dtype if isinstance(found, torch.Tensor) else None
+
+    def _returned(self, regions: Sequence[torch.Tensor], batch: _Sizes, at: Sequence[Sequence[Any]]) -> Any:
+        if self._located is None:
+            return self.__wrapped__(*regions)
+        starts = [_start(self._located, index) for index in at]
+        return self.__wrapped__(*regions, starts if batch else starts[0])
+
+    def _called(
+        self, regions: Sequence[torch.Tensor], batch: _Sizes, along: Sequence[Along], at: Sequence[Sequence[Any]]
+    ) -> torch.Tensor:
+        output = self._returned(regions, batch, at)
         if not isinstance(output, torch.Tensor) or output.is_nested:
             raise ValidationError(
                 f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; for several "
@@ -251,6 +327,40 @@ class _Mapped(CallingNetworks, Formula):
         if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
             raise ShapeMismatchError(_misfit(along, tuple(regions[0].shape), found, batch))
         return output[(..., *crops)]
+
+
+def _start(window: TensorWindow, index: Sequence[Any]) -> tuple[int, ...]:
+    """Return the first pixel of the arg window at an index, which may lie between two windows."""
+    return tuple(
+        [
+            offset + (0 if k is None else int(index[k] * stride))
+            for k, stride, offset in zip(followed(window), window.stride, window.offset, strict=True)
+        ]
+    )
+
+
+def _is_unnoticed(fn: Any) -> bool:
+    """Return whether nobody can notice a call of a function, because it names nothing but modules."""
+    if isinstance(fn, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+        return True
+    if not isinstance(fn, types.FunctionType) or fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__:
+        return False
+    named = [fn.__globals__.get(name) for name in fn.__code__.co_names]
+    inner = [each for each in fn.__code__.co_consts if isinstance(each, types.CodeType)]
+    return not inner and all(each is None or isinstance(each, types.ModuleType) for each in named)
+
+
+def _small(window: TensorWindow, output: Sequence[Along]) -> list[int]:
+    """Return the extents of the region of an arg for a few pixels of the output."""
+    sides = []
+    for k, n, stride in zip(followed(window), window.size, window.stride, strict=True):
+        if k is not None:
+            # So many pixels of the output lie over a whole number of pixels of the arg.
+            unit = output[k].stride // math.gcd(output[k].stride, stride)
+            pixels = min(output[k].stride, max(1, _FEW // unit) * unit)
+            n += pixels * stride // output[k].stride - stride  # noqa: PLW2901
+        sides.append(n)
+    return sides
 
 
 def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:

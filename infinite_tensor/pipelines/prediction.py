@@ -18,14 +18,16 @@ from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_ed
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import Index
 from infinite_tensor.pipelines.sliding import (
+    SHARES,
     Sliding,
     is_one_padding,
     names_of,
     of_dimensions,
     positive,
     slid_dims,
+    stride_of,
 )
-from infinite_tensor.support.given import as_ratio, members, number, quoted, word
+from infinite_tensor.support.given import as_ratio, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.dtypes import checked_dtype, dtype_of
 from infinite_tensor.values.reduction import Reduction, labels_dtype
@@ -57,7 +59,7 @@ def overlapping(
             f"'x') or dims=('y', 'x', 'c'), and a window with one entry for each dimension except channels{batch}"
         ) from None
     size = of_dimensions("window", window, len(numbers), positive, "a positive int")
-    stride = tuple(map(_stride, size, of_dimensions("overlap", overlap, len(size), *_SHARES)))
+    stride = tuple(map(stride_of, size, of_dimensions("overlap", overlap, len(size), *SHARES)))
     modes = [padding] * len(size)
     if not is_one_padding(padding):
         expected = 'one padding, as in "reflect" or ("constant", 0)'
@@ -170,10 +172,6 @@ def check_outputs(sliding: Sliding, results: Mapping[str | None, Result]) -> Non
         )
 
 
-def _stride(size: int, share: float) -> int:
-    return max(1, int(size * (1 - share)))
-
-
 def _scale_text(scales: Sequence[Fraction]) -> str:
     return "(" + ", ".join(map(str, scales)) + ")" if len({*scales}) > 1 else str(scales[0])
 
@@ -188,17 +186,6 @@ def _names_of(source: InfiniteTensor, dims: object) -> list[str | None]:
             f"got {quoted(dims)}"
         )
     return given
-
-
-def _share(value: object) -> float | None:
-    plain = number(value)
-    if isinstance(plain, bool) or not isinstance(plain, int | float) or not 0 <= plain < 1:
-        return None
-    return float(plain)
-
-
-_SHARES = _share, "a number that is at least 0 and below 1"
-"""Converter for an entry of `overlap`, and description of valid values."""
 
 
 @dataclass(frozen=True)

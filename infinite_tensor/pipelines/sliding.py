@@ -7,6 +7,7 @@ output of a map, with the allowed sizes of a returned window.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.support.given import as_index, as_ratio, members, quoted, word
+from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.checks import constant_of
 from infinite_tensor.values.definition import channels_of
@@ -33,7 +34,7 @@ _MOST_PIXELS = 2**22
 _Entry = TypeVar("_Entry")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sliding:
     """Windows that slide over some dimensions of a tensor, and contain the others whole.
 
@@ -53,6 +54,8 @@ class Sliding:
         Pixels of a window on each side of the cell.
     scale : tuple of Fraction
         Pixels of the output along one pixel of the tensor. Empty if unknown.
+    slid : tuple of int
+        Of several inputs with windows: for each entry, which dimension it is among those of the leading input.
     stride : tuple of int
         Length of a cell. Empty if unknown.
     edge : "clip" or "drop"
@@ -67,6 +70,7 @@ class Sliding:
     scale: tuple[Fraction, ...] = ()
     stride: tuple[int, ...] = ()
     edge: Any = "clip"
+    slid: tuple[int, ...] = ()
 
     @property
     def extents(self) -> tuple[int | None, ...]:
@@ -113,6 +117,8 @@ class Along:
         Its length in pixels.
     size : int
         The length of a window along it, in pixels.
+    stride : int
+        The distance from one window to the next, in pixels.
     name : str or None
         Its name, if a user has given one.
     number : int or None
@@ -123,6 +129,7 @@ class Along:
 
     extent: int | None
     size: int
+    stride: int
     name: str | None
     number: int | None = None
     halos: tuple[tuple[int, Fraction], ...] = ()
@@ -151,25 +158,65 @@ def sources_of(
 ) -> list[Sliding]:
     """Return the windows over each input, without their stride.
 
-    All inputs have the same number of slid dimensions, in the same order.
+    Windows slide over the dimensions of the leading input, and over some of them in inputs of fewer dimensions.
     """
-    numbers = [_slid(at, tensor, dims, window) for at, tensor in enumerate(tensors)]
-    names = [[tensor.dims[d] for d in slid] for tensor, slid in zip(tensors, numbers, strict=True)]
-    for at, each in enumerate(names):
-        if len(each) != len(names[0]) or (each != names[0] and sorted(each) == sorted(names[0])):
-            raise ValidationError(
-                "windows must slide over the same number of dimensions of all inputs, in the same order, got "
-                f"{names[0]} of input 0 and {each} of input {at}; give dims=..., as names or numbers, such as "
-                "dims=(-2, -1) for the last two"
-            )
+    if dims is None:
+        count = len(members(window) or ())
+        # Others may have fewer dimensions than a window.
+        counts = [count if count <= tensor.ndim or len(tensors) == 1 else 0 for tensor in tensors]
+        numbers = [_slid(at, tensor, n or None) for at, (tensor, n) in enumerate(zip(tensors, counts, strict=True))]
+        leading = _longest(numbers)
+    else:
+        numbers = [_numbers(tensor, dims) for tensor in tensors]
+        leading = _longest(numbers)
+        for at, own in enumerate(numbers):
+            if not own or (at == leading and len(own) < len(members(dims) or ())):
+                raise ValidationError(
+                    f"dims must be a tuple of dimensions of input {at}, without repetition, as numbers or as names in "
+                    f"{tensors[at].dims}, got {quoted(dims)}"
+                )
+        numbers = [_slid(at, tensor, None, own) for at, (tensor, own) in enumerate(zip(tensors, numbers, strict=True))]
+    names = [[names_of(tensor)[d] for d in own] for tensor, own in zip(tensors, numbers, strict=True)]
     halos, scales = (_of_inputs(*each, len(tensors)) for each in (("halo", halo), ("scale", scale)))
     found = []
-    for tensor, slid, of_halo, of_scale in zip(tensors, numbers, halos, scales, strict=True):
-        around = of_dimensions("halo", of_halo, len(slid), _from_zero, "a non-negative int")
-        ratios = of_dimensions("scale", of_scale, len(slid), as_ratio, "a positive int or a ratio such as 0.5")
-        known = tuple([names_of(tensor)[d] for d in slid])
-        found.append(Sliding(tensor, tuple(slid), known, tuple(around), tuple(around), tuple(ratios)))
+    for at, (tensor, own, of_halo, of_scale) in enumerate(zip(tensors, numbers, halos, scales, strict=True)):
+        slid = _matched(names[leading], names[at])
+        if slid is None:
+            raise ValidationError(
+                f"windows slide over {_called(tensors[leading], numbers[leading])} of input {leading}, so dimensions "
+                f"of other inputs must be some of these, in the same order, got {_called(tensor, own)} of input {at}; "
+                "give dims=..., as names or numbers, such as dims=(-2, -1) for the last two"
+            )
+        around = of_dimensions("halo", of_halo, len(own), _from_zero, "a non-negative int")
+        ratios = of_dimensions("scale", of_scale, len(own), as_ratio, "a positive int or a ratio such as 0.5")
+        each = Sliding(tensor, tuple(own), tuple(names[at]), tuple(around), tuple(around), tuple(ratios))
+        found.append(replace(each, slid=tuple(slid)))
     return found
+
+
+def _longest(each: Sequence[Sequence[object]]) -> int:
+    return max(range(len(each)), key=lambda at: len(each[at]))
+
+
+def _matched(names: Sequence[str | None], others: Sequence[str | None]) -> list[int] | None:
+    """Return which of the dimensions `names` the dimensions `others` are, or None if they do not match.
+
+    Without names in common, these are the last ones, as in broadcasting.
+    """
+    if {*names} & {*others} - {None} and None not in (*names, *others):
+        found = [names.index(name) for name in others if name in names]
+        return found if len(found) == len(others) and found == sorted(found) else None
+    fewer_by_name = None not in (*names, *others) and len(others) < len(names)
+    return None if fewer_by_name else [*range(len(names) - len(others), len(names))]
+
+
+def _called(tensor: InfiniteTensor, numbers: Sequence[int]) -> list[str]:
+    return [tensor.dims[d] for d in numbers]
+
+
+def leading_of(sources: Sequence[Sliding]) -> Sliding:
+    """Return the first input with most dimensions over which windows slide: the output is shaped like it."""
+    return max(sources, key=lambda source: len(source.slid))
 
 
 def names_of(tensor: InfiniteTensor) -> list[str | None]:
@@ -227,13 +274,9 @@ def _may_be_channels(shape: Sequence[int | None]) -> bool:
     return few or last in (3, 4)
 
 
-def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list[int]:
-    entries, names = members(window), names_of(tensor)
+def _slid(at: int, tensor: InfiniteTensor, count: int | None, numbers: list[int] | None = None) -> list[int]:
     try:
-        numbers = None if dims is None else _numbers(at, tensor, dims)
-        return slid_dims(tensor.shape, names, None if entries is None else len(entries), numbers)
-    except ValidationError:
-        raise
+        return slid_dims(tensor.shape, names_of(tensor), count, numbers)
     except ValueError as problem:
         last = tuple(range(max(0, tensor.ndim - 2), tensor.ndim))
         raise ValidationError(
@@ -242,7 +285,8 @@ def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list
         ) from None
 
 
-def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
+def _numbers(tensor: InfiniteTensor, dims: object) -> list[int]:
+    """Return the numbers of those dimensions in `dims` that a tensor has. Each of them is listed once."""
     numbers = []
     for entry in members(dims) or ():
         name, d = word(entry), as_index(entry)
@@ -250,12 +294,7 @@ def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
             numbers.append(tensor.dims.index(name))
         elif d is not None and -tensor.ndim <= d < tensor.ndim:
             numbers.append(d % tensor.ndim)
-    if not numbers or len({*numbers}) < len(members(dims) or ()):
-        raise ValidationError(
-            f"dims must be a tuple of dimensions of input {at}, without repetition, as numbers or as names in "
-            f"{tensor.dims}, got {quoted(dims)}"
-        )
-    return numbers
+    return list(dict.fromkeys(numbers))
 
 
 def _from_zero(value: object) -> int | None:
@@ -319,11 +358,11 @@ def is_one_padding(given: object) -> bool:
 
 
 def output_of(
-    sources: Sequence[Sliding], window: object, channels: object, tile: int | None, *, stored: bool
+    sources: Sequence[Sliding], window: object, overlap: object, channels: object, tile: int | None, *, stored: bool
 ) -> list[Along]:
     """Return the dimensions of the output.
 
-    The dimensions are the same as in the first input, except for channels and scale. Without a `window`, windows have
+    The dimensions are the same as in the leading input, except for channels and scale. Without a `window`, windows have
     the size of a `tile` of the store, if it is known. If not, their size depends on whether they are `stored`.
 
     Raises
@@ -331,28 +370,41 @@ def output_of(
     ValidationError
         If windows do not begin and end with whole pixels, inputs have different extents, or an argument is invalid.
     """
-    first, names = sources[0], names_of(sources[0].tensor)
-    sizes = _window_sizes(sources, window, tile, stored=stored)
+    first = leading_of(sources)
+    names = names_of(first.tensor)
+    sizes, strides = _window_sizes(sources, window, overlap, tile, stored=stored)
     output = []
     for d, extent in enumerate(first.tensor.shape):
         if d in first.numbers:
             j = first.numbers.index(d)
-            halos = tuple([(source.before[j], source.scale[j]) for source in sources])
-            output.append(Along(_extent(sources, j), sizes[j], names[d], j, halos))
+            halos = tuple([(source.before[at], source.scale[at]) for source, at in _along(sources, j)])
+            output.append(Along(_extent(sources, j), sizes[j], strides[j], names[d], j, halos))
         else:
-            output.append(Along(extent, extent or 1, names[d]))
+            output.append(Along(extent, extent or 1, extent or 1, names[d]))
     return output if channels is None else _with_channels(output, first.kept, channels)
 
 
 def windows_of(sources: Sequence[Sliding], output: Sequence[Along]) -> list[TensorWindow]:
     """Return the window over each input, for a window of the output."""
     at = {along.number: d for d, along in enumerate(output)}
-    order = [at[j] for j in range(len(sources[0].numbers))]
     windows = []
     for source in sources:
-        stride = [int(output[d].size / scale) for d, scale in zip(order, source.scale, strict=True)]
-        windows.append(replace(source, stride=tuple(stride)).window(order))
+        order = [at[j] for j in source.slid]
+        along = [*zip([output[d] for d in order], source.scale, strict=True)]
+        more = [int((each.size - each.stride) / scale) for each, scale in along]
+        windows.append(
+            replace(
+                source,
+                stride=tuple([int(each.stride / scale) for each, scale in along]),
+                after=tuple(map(operator.add, source.after, more)),
+            ).window(order)
+        )
     return windows
+
+
+def _along(sources: Sequence[Sliding], j: int) -> list[tuple[Sliding, int]]:
+    """Return the inputs with dimension `j` of the leading one, each with the number of that dimension among its own."""
+    return [(source, source.slid.index(j)) for source in sources if j in source.slid]
 
 
 def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -> list[Along]:
@@ -365,21 +417,24 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
         )
     if len(kept) > 1:
         raise ValidationError(
-            f"channels={extent} is ambiguous, because any of the dimensions {kept} of input 0 could be channels; leave "
-            "channels out if fn returns all of these dimensions, or give channels=() if fn returns none"
+            f"channels={extent} is ambiguous, because any of the dimensions {kept} of the input could be channels; "
+            "leave channels out if fn returns all of these dimensions, or give channels=() if fn returns none"
         )
     if not kept:
         names = {along.name for along in output} - {None}
-        return [Along(extent, extent, "c" if names and "c" not in names else None), *output]
-    return [replace(along, extent=extent, size=extent) if along.number is None else along for along in output]
+        return [Along(extent, extent, extent, "c" if names and "c" not in names else None), *output]
+    new = Along(extent, extent, extent, None)
+    return [replace(new, name=along.name) if along.number is None else along for along in output]
 
 
-def _window_sizes(sources: Sequence[Sliding], window: object, tile: int | None, *, stored: bool) -> list[int]:
-    """Return the window size along each slid dimension, in pixels of the output."""
-    first = sources[0]
-    # Units in pixels of the first input. A multiple is a whole number of pixels in all inputs and in the output.
+def _window_sizes(
+    sources: Sequence[Sliding], window: object, overlap: object, tile: int | None, *, stored: bool
+) -> tuple[list[int], list[int]]:
+    """Return the size and the stride of a window along each slid dimension, in pixels of the output."""
+    first = leading_of(sources)
+    # Units in pixels of the leading input. A multiple is a whole number of pixels in all inputs and in the output.
     units = [
-        math.lcm(*[(scale / source.scale[j]).denominator for source in sources], scale.denominator)
+        math.lcm(*[(scale / source.scale[at]).denominator for source, at in _along(sources, j)], scale.denominator)
         for j, scale in enumerate(first.scale)
     ]
     if window is None:
@@ -392,27 +447,48 @@ def _window_sizes(sources: Sequence[Sliding], window: object, tile: int | None, 
         sides = of_dimensions("window", window, len(first.numbers), positive, "a positive int")
     for j, (side, unit) in enumerate(zip(sides, units, strict=True)):
         if side % unit:
-            scales = ", ".join(str(source.scale[j]) for source in sources)
+            scales = ", ".join(str(source.scale[at]) for source, at in _along(sources, j))
             raise ValidationError(
                 f"window must be a whole number of pixels at scale {scales}, got {side}; give a multiple of {unit}, "
                 f"such as {-(-side // unit) * unit}"
             )
-    return [int(side * scale) for side, scale in zip(sides, first.scale, strict=True)]
+    shares = of_dimensions("overlap", overlap, len(sides), *SHARES)
+    strides = [
+        max(1, stride_of(side, share) // unit) * unit for side, share, unit in zip(sides, shares, units, strict=True)
+    ]
+    sizes, steps = ([int(n * scale) for n, scale in zip(each, first.scale, strict=True)] for each in (sides, strides))
+    return sizes, steps
+
+
+def stride_of(size: int, share: float) -> int:
+    """Return the stride of windows of `size` pixels that share this part of their length with the next one."""
+    return max(1, int(size * (1 - share))) if share else size
+
+
+def _share(value: object) -> float | None:
+    plain = number(value)
+    if isinstance(plain, bool) or not isinstance(plain, int | float) or not 0 <= plain < 1:
+        return None
+    return float(plain)
+
+
+SHARES = _share, "a number that is at least 0 and below 1"
+"""Converter for an entry of `overlap`, and description of valid values."""
 
 
 def _default_sides(sources: Sequence[Sliding], *, stored: bool) -> list[int]:
-    """Return the default size of a window, in pixels of the first input.
+    """Return the default size of a window, in pixels of the leading input.
 
     The window may be larger than the input.
     """
-    first = sources[0]
+    first = leading_of(sources)
     at = min(len(first.numbers), len(_STORED)) - 1
     longest = math.inf if stored else _LONGEST[at]
     finer = [max(Fraction(1), scale) for scale in first.scale]
     # The limits hold for the input and for the output.
     sides = [-(-(_STORED if stored else _UNSTORED)[at] // scale) for scale in finer]
     least = [
-        max(_least(source.before[j], source.scale[j]) for source in sources) / scale
+        max(_least(source.before[own], source.scale[own]) for source, own in _along(sources, j)) / scale
         for j, scale in enumerate(first.scale)
     ]
     kept = math.prod(first.tensor.shape[d] or 1 for d in first.kept)
@@ -433,16 +509,17 @@ def _least(halo: int, scale: Fraction) -> Fraction:
 
 
 def _extent(sources: Sequence[Sliding], j: int) -> int | None:
-    extents, scales = [source.extents[j] for source in sources], [source.scale[j] for source in sources]
+    along = _along(sources, j)
+    extents, scales = [source.extents[at] for source, at in along], [source.scale[at] for source, at in along]
     covered = [None if n is None else math.ceil(n * scale) for n, scale in zip(extents, scales, strict=True)]
     # The last pixel of a coarse input may reach beyond the end of a fine input.
     found = min((pixels for pixels in covered if pixels is not None), default=None)
-    for at, (extent, scale, pixels) in enumerate(zip(extents, scales, covered, strict=True)):
+    for (source, at), extent, scale, pixels in zip(along, extents, scales, covered, strict=True):
         if found is not None and pixels not in (None, found) and extent != math.ceil(found / scale):
-            name = sources[at].tensor.dims[sources[at].numbers[j]]
+            name, other = source.tensor.dims[source.numbers[at]], along[covered.index(found)][0]
             raise ValidationError(
-                f"in dimension {name!r}, input {at} ({extent} pixels, scale {scale}) makes {pixels} pixels of the "
-                f"output, but input {covered.index(found)} makes {found}; give scale=(...), the number of output "
-                "pixels per pixel of each input"
+                f"in dimension {name!r}, input {sources.index(source)} ({extent} pixels, scale {scale}) makes {pixels} "
+                f"pixels of the output, but input {sources.index(other)} makes {found}; give scale=(...), the number "
+                "of output pixels per pixel of each input"
             )
     return found

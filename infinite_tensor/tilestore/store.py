@@ -166,6 +166,7 @@ class TileStore:
         batch_size: int | tuple[int, ...] | None = None,
         device: torch.device | str = "cpu",
         reduce: Reduction | None = None,
+        coordinates: bool = False,
     ) -> InfiniteTensor:
         """Reopen a tensor from its id.
 
@@ -184,7 +185,7 @@ class TileStore:
         blend : callable, WeightedMean or str, optional
             The blend. Required for computing windows if the blend is a `WeightedMean` with custom weights, or a
             function other than an elementwise function of torch.
-        batch_size, device
+        batch_size, device, coordinates
             As for `InfiniteTensor`.
         reduce : Reduction, optional
             The reduction. Required for computing windows if the reduction uses a custom function.
@@ -199,7 +200,7 @@ class TileStore:
         # Imported here, because tensors import stores.
         from infinite_tensor.opening import open_tensor  # noqa: PLC0415
 
-        return open_tensor(self, tensor_id, f, args, blend, batch_size, device, reduce)
+        return open_tensor(self, tensor_id, f, args, blend, batch_size, device, reduce, coordinates=coordinates)
 
     @store_method
     def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:

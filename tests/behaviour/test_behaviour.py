@@ -239,3 +239,33 @@ def test_a_finite_tensor_is_a_sequence_and_an_array(store: TileStore) -> None:
     assert 5.0 in t
     assert -1.0 not in t
     assert (t.ndim, t.shape) == (2, (2, 4))
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_f_is_told_where_its_window_or_the_region_of_its_first_arg_begins(
+    store: TileStore, batch_size: int | None
+) -> None:
+    far = 2**50
+
+    def place(size: int, start: tuple[int, ...]) -> torch.Tensor:
+        rows, columns = (first + torch.arange(size) for first in start)
+        return (rows - far)[:, None] * 100 + columns
+
+    def f(_: Any, start: Any) -> Any:
+        return place(4, start) if batch_size is None else [place(4, each) for each in start]
+
+    def same(_: Any, regions: Any, start: Any) -> Any:
+        each = [(regions, start)] if batch_size is None else zip(regions, start, strict=True)
+        found = [place(6, start)[1:-1, 1:-1] - region[1:-1, 1:-1] for region, start in each]
+        return found[0] if batch_size is None else found
+
+    options: dict[str, Any] = {"dtype": "int64", "coordinates": True, "batch_size": batch_size}
+    window = TensorWindow((4, 4), offset=(1, 3))
+    t = InfiniteTensor((None, None), f, window, **options)
+    assert torch.equal(t[far - 5 : far + 5, -5:5], place(10, (far - 5, -5)))
+    around = TensorWindow((4, 4)).padded(1)
+    u = InfiniteTensor((None, None), same, TensorWindow((4, 4)), [t], [around], tile_store=store, **options)
+    assert not u[far - 5 : far + 5, -5:5].any()
+    InfiniteTensor((None, None), f, window, tile_store=store, tensor_id="t", **options)
+    again = store.open("t", f, batch_size=batch_size, coordinates=True)
+    assert torch.equal(again[-5:5, 0:7], t[-5:5, 0:7])

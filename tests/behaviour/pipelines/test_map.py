@@ -111,6 +111,8 @@ def _cases(draw: st.DrawFn) -> tuple[torch.Tensor, list[int], Resampled, dict[st
         "window": tuple(draw(st.integers(1, 4)) * s.denominator for s in scale),
         "padding": draw(st.sampled_from(["reflect", "symmetric", "edge", "wrap", "constant"])),
         "batch_size": draw(st.sampled_from([None, 1, 3])),
+        "overlap": draw(st.sampled_from([0, 0.3, 0.5, 0.8])),
+        "blend": "last",
         "dims": tuple(range(-ndim, 0)),
     }
     return values, [d + bool(channels) for d in unbounded], fn, options
@@ -163,6 +165,118 @@ def test_inputs_of_several_resolutions_lie_over_each_other(
     # A last coarse pixel reaches beyond the end.
     assert t.shape == ((None, None) if unbounded else (13, 8))
     assert torch.equal(t[0:rows, 0:columns], expected[:rows, :columns])
+
+
+@given(st.permutations(range(3)), st.integers(1, 7), st.booleans(), st.integers(0, 2), st.booleans())
+def test_inputs_may_have_fewer_dimensions(order: list[int], kept: int, named: bool, halo: int, windowed: bool) -> None:
+    # A volume, and what has some of its dimensions: the last ones, if they have no names.
+    of_names = [d for d in range(3) if kept & 1 << d] if named else [*range(3 - kept % 3 - (kept % 3 == 0) * 3, 3)]
+    values = numbers((5, 6, 7))
+    fewer = values.sum([d for d in range(3) if d not in of_names]) if len(of_names) < 3 else values
+    names = ("z", "y", "x")
+    parts = {"volume": values, "fewer": fewer, "again": fewer + 1}
+    dims = {name: names if name == "volume" else [names[d] for d in of_names] for name in parts}
+    inputs = {name: source(each, dims=dims[name] if named else None) for name, each in parts.items()}
+    called = [[*parts][at] for at in order]
+
+    def summed(regions: dict[str, torch.Tensor]) -> torch.Tensor:
+        found = regions["volume"]
+        for name in ("fewer", "again"):
+            where = tuple(slice(None) if d in of_names else None for d in range(3))
+            found = found * 10 + regions[name][where]
+        return found
+
+    def fn(*regions: torch.Tensor) -> torch.Tensor:
+        return summed(dict(zip(called, regions, strict=True)))
+
+    t = infinite_tensor.map_windows(
+        fn,
+        *[inputs[name] for name in called],
+        halo=halo,
+        window=(2, 3, 4) if windowed else None,
+        dims=names if named else (-3, -2, -1),
+    )
+    assert t.shape == (5, 6, 7)
+    assert torch.equal(t[...], summed(parts))
+
+
+FAR = 2**50
+
+
+@given(
+    st.integers(-40, 40),
+    st.sampled_from([1, 2, Fraction(1, 2)]),
+    st.integers(0, 3),
+    st.sampled_from(
+        [{}, {"window": 6}, {"window": 8, "overlap": 0.5}, {"batch_size": 1}, {"window": 4, "batch_size": 3}]
+    ),
+    st.booleans(),
+)
+def test_a_function_is_told_where_its_region_begins(
+    at: int, scale: Any, halo: int, options: dict[str, Any], is_far: bool
+) -> None:
+    begin, halo = 2 * at + (FAR if is_far else 0), 2 * halo
+
+    def place(region: torch.Tensor, start: Index) -> torch.Tensor:
+        assert all(type(n) is int for n in start)
+        # How far the region, without its halo, is from where the read begins.
+        first = int((start[0] + halo) * Fraction(scale)) - begin
+        rows = int((len(region) - 2 * halo) * scale)
+        return torch.arange(first, first + rows, dtype=torch.float64)
+
+    def fn(region: torch.Tensor, start: Any) -> torch.Tensor:
+        if "batch_size" not in options:
+            return place(region, start)
+        assert isinstance(start, list)
+        return torch.stack([place(*each) for each in zip(region, start, strict=True)])
+
+    t = source(numbers((PERIOD,)), (0,)).map(fn, halo=halo, scale=scale, coordinates=True, blend="last", **options)
+    assert torch.equal(t[begin : begin + 9], torch.arange(9, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_phase_of_joint_diffusion_is_one_call(batch_size: int | None) -> None:
+    # Windows of a latent with their noise and a condition at 1/8, which overlap by a half and are blended.
+    latent = source(numbers((2, 37, 41)).float(), (1, 2), dims=("c", "y", "x"))
+    condition = source(numbers((3, 5, 7)).float(), (1, 2), dims=("c", "y", "x"))
+
+    def denoise(latent: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        large = condition.mean(-3, keepdim=True).repeat_interleave(8, -2).repeat_interleave(8, -1)
+        return latent * 0.3 + torch.tanh(large)
+
+    t = infinite_tensor.map_windows(
+        denoise, latent, condition, scale=(1, 8), window=32, overlap=0.5, batch_size=batch_size
+    )
+
+    def plane(channels: int, size: int, stride: int) -> TensorWindow:
+        return TensorWindow((channels, size, size), (channels, stride, stride), dimension_map=(None, 0, 1))
+
+    by_hand = InfiniteTensor(
+        (2, None, None),
+        lambda _, *regions: denoise(*regions),
+        plane(2, 32, 16),
+        args=[latent, condition],
+        args_windows=[plane(2, 32, 16), plane(3, 4, 2)],
+        blend="gaussian",
+    )
+    assert torch.equal(t[:, -20:70, 3:90], by_hand[:, -20:70, 3:90])
+
+
+def test_the_dtype_is_that_of_what_the_function_returns() -> None:
+    mask, a, b = (source(each, dims=("c", "y", "x")) for each in (PHOTO > 0, PHOTO, -PHOTO))
+    chosen = infinite_tensor.map_windows(torch.where, mask, a, b)
+    assert torch.equal(chosen[...], PHOTO.abs())
+    assert a.map(lambda x: x > 0).dtype is infinite_tensor.map_windows(torch.gt, a, b).dtype is torch.bool
+    assert infinite_tensor.map_windows(torch.add, mask, a, window=8).dtype is torch.float32
+    calls: list[int] = []
+
+    def compare(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x > 0
+
+    # Whoever counts its calls counts those for windows.
+    assert a.map(compare).dtype is torch.float32
+    assert not calls
 
 
 # What a user writes.
@@ -271,7 +385,7 @@ def test_dimensions_correspond_by_name() -> None:
     )
     assert t[...].abs().max() == 0
     with pytest.raises(
-        ValidationError, match=r"in the same order, got \['y', 'x'\] of input 0 and \['x', 'y'\] of input 1"
+        ValidationError, match=r"slide over \['y', 'x'\] of input 0.* the same order, got \['x', 'y'\] of input 1"
     ):
         infinite_tensor.map_windows(lambda x, y: x - y, photo(), turned)
 
