@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.modules import InfiniteBuffer, VirtualTensor
     from infinite_tensor.outputs import Output
+    from infinite_tensor.pipelines.arithmetic import overlay, placed
     from infinite_tensor.pipelines.map import map_windows
     from infinite_tensor.pipelines.noise import noise, window_rng
     from infinite_tensor.pipelines.predict import predict
@@ -84,6 +85,8 @@ __all__ = [
     "map_windows",
     "noise",
     "open_store",
+    "overlay",
+    "placed",
     "predict",
     "serve",
     "sl",
@@ -101,6 +104,7 @@ _find, _names = offered_by(
         "infinite_tensor.groups": ["TensorGroup"],
         "infinite_tensor.modules": ["InfiniteBuffer", "VirtualTensor"],
         "infinite_tensor.outputs": ["Output"],
+        "infinite_tensor.pipelines.arithmetic": ["overlay", "placed"],
         "infinite_tensor.pipelines.map": ["map_windows"],
         "infinite_tensor.pipelines.noise": ["window_rng", "noise"],
         "infinite_tensor.pipelines.predict": ["predict"],

@@ -7,14 +7,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from infinite_tensor.geometry.window import Shape
+from infinite_tensor.operators import called
 from infinite_tensor.support.given import members
 
-_OF_TWO = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul"),
-    *("and", "or", "xor", "lshift", "rshift"),
-)
-_OTHERS = ("lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "round")
-_OPERATORS = (*_OF_TWO, *(f"r{name}" for name in _OF_TWO), *_OTHERS)
+_REFUSED = ("divmod", "rdivmod", "matmul", "rmatmul", "lshift", "rlshift", "rshift", "rrshift", "round")
+_IN_PLACE = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 _SIZES = ("size", "dim", "ndimension", "numel", "nelement")
 
 
@@ -48,7 +45,10 @@ def refuse_torch(kind: type[_T]) -> type[_T]:
     Type checkers do not see these methods, because they report such mistakes themselves.
     """
 
-    def torch_function(_cls: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> None:
+    def torch_function(_cls: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = called(func, args, kwargs or {})
+        if found is not None:
+            return found
         given = [each for arg in (*args, *(kwargs or {}).values()) for each in members(arg) or (arg,)]
         example = next((example_of(each) for each in given if isinstance(each, kind)), "t[0:512, 0:512]")
         raise TypeError(
@@ -58,9 +58,12 @@ def refuse_torch(kind: type[_T]) -> type[_T]:
 
     def arithmetic(self: Any, *_: object) -> None:
         raise TypeError(
-            f"an InfiniteTensor has no arithmetic; read a region first, as in {example_of(self)} + 1, or compute a "
-            "new tensor, as in t.map(lambda x: x + 1)"
+            f"an InfiniteTensor lacks this operator; read a region first, as in {example_of(self)}, or compute a new "
+            "tensor by t.map(fn)"
         )
+
+    def in_place(_self: Any, *_: object) -> None:
+        raise TypeError("an InfiniteTensor cannot be changed in place; make a new one, as in t = t + 1")
 
     def setitem(self: Any, *_: object) -> None:
         raise TypeError(
@@ -77,6 +80,7 @@ def refuse_torch(kind: type[_T]) -> type[_T]:
         raise AttributeError(f"an InfiniteTensor has no attribute {name!r}; {advice}", name=name, obj=self)
 
     methods = {"torch_function": classmethod(torch_function), "setitem": setitem, "getattr": getattribute}
-    for name, method in {**dict.fromkeys(_OPERATORS, arithmetic), **methods}.items():
+    changing = dict.fromkeys([f"i{name}" for name in _IN_PLACE], in_place)
+    for name, method in {**dict.fromkeys(_REFUSED, arithmetic), **changing, **methods}.items():
         setattr(kind, f"__{name}__", method)
     return kind

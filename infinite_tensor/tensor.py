@@ -22,8 +22,9 @@ from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
+from infinite_tensor.operators import Operators, is_comparison
 from infinite_tensor.outputs import Output
-from infinite_tensor.refusals import check_finite, refuse_torch
+from infinite_tensor.refusals import check_finite, example_of, refuse_torch
 from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.support.given import (
     array_advice,
@@ -50,6 +51,7 @@ from infinite_tensor.values.definition import (
     Number,
     names_of,
 )
+from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.fingerprint import Item
 from infinite_tensor.values.meaning import PixelCode, nodata_of
 from infinite_tensor.values.reduction import Reduction
@@ -75,7 +77,7 @@ class SupportsAsTensor(Protocol):
 
 
 @refuse_torch
-class InfiniteTensor(Fillable[torch.Tensor]):
+class InfiniteTensor(Operators, Fillable[torch.Tensor]):
     """Read-only array with unbounded or finite dimensions.
 
     Slicing returns a `torch.Tensor`. A deterministic function `f` computes the tensor window by window. A read calls
@@ -770,6 +772,66 @@ tensor_id, version
             version=version,
         )
 
+    def astype(self, dtype: torch.dtype) -> InfiniteTensor:
+        """Return a lazy tensor with the pixels in another dtype, converted as by `torch.Tensor.to`.
+
+        The tensor itself stays as it is, unlike after `to`.
+        """
+        # Imported here, because pipelines build on tensors.
+        from infinite_tensor.pipelines.arithmetic import computed  # noqa: PLC0415
+
+        return computed(torch.Tensor.to, [self, checked_dtype(dtype)])
+
+    def crop(self, region: object) -> InfiniteTensor:
+        """Return a lazy tensor of a region, whose first pixel is pixel 0.
+
+        Parameters
+        ----------
+        region
+            As for a read, without steps. An int drops the dimension.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is not a valid region of this tensor.
+        ValidationError
+            If the region has steps.
+
+        Examples
+        --------
+        >>> t = InfiniteTensor(
+        ...     (None,), lambda ctx: torch.arange(4.0) + 4 * ctx[0], TensorWindow((4,))
+        ... )
+        >>> t.crop(slice(-2, 8)).shape
+        (10,)
+        """
+        # Imported here, because pipelines build on tensors.
+        from infinite_tensor.pipelines.arithmetic import crop  # noqa: PLC0415
+
+        return crop(self, region)
+
+    def or_else(self, other: InfiniteTensor | SupportsAsTensor) -> InfiniteTensor:
+        """Return a lazy tensor with the stored pixels of this one, and the pixels of another elsewhere.
+
+        This tensor is never computed, and may have been opened without ``f``: what is stored of an old world is blended
+        into a new one. A pixel counts as stored once all windows over it are. It is looked up at each read, so give the
+        result a `store` by ``map`` only if no more pixels will be stored.
+
+        Parameters
+        ----------
+        other : InfiniteTensor or TensorBlob
+            A tensor of the same shape and dtype. Only the box around missing pixels of a region is computed.
+
+        Raises
+        ------
+        ValidationError
+            If shapes or dtypes differ.
+        """
+        # Imported here, because pipelines build on tensors.
+        from infinite_tensor.pipelines.arithmetic import or_else  # noqa: PLC0415
+
+        return or_else(self, other)
+
     def as_zarr(self, region: object = None) -> zarr.Array[Any]:
         """Return a read-only Zarr array of pixels, computed on demand.
 
@@ -1122,7 +1184,12 @@ tensor_id, version
         return extent
 
     def __bool__(self) -> bool:
-        """Return True, without a read, so that ``t or default`` works."""
+        """Return True, without a read, so that ``t or default`` works; a comparison has no single truth value."""
+        if is_comparison(self.f):
+            raise TypeError(
+                "a comparison of InfiniteTensors has no single truth value; read a region of it, as in "
+                f"bool({example_of(self)}.all()), or compare objects with `is`"
+            )
         return True
 
     def _check_finite(self, action: str) -> None:

@@ -28,6 +28,7 @@ LABELS = {
     "construction": "checks a new tensor, and stores it",
     "outputs": "what users declare of an f",
     "refusals": "what only a torch.Tensor can do",
+    "operators": "a + b, torch.where: lazy tensors",
     "filling": "plan, fill, invalidate",
     "engine": "plan, run, assemble",
     "tilestore": "keeps windows and tiles",

@@ -156,25 +156,29 @@ def windows_to_compute(node: Node, selection: Selection) -> int:
         If some of these windows belong to a tensor without ``f``.
     """
     wanted = {node: NumberedRegions.alone(*SelectionBlocks.of(selection, node.spec.grid.window).bounds())}
-    pixels = [count_in(boxes) for each, boxes in _needed(wanted).items() if each.computation.formula is not None]
+    needed = _needed(wanted, everything=True)
+    pixels = [count_in(boxes) for each, boxes in needed.items() if each.computation.formula is not None]
     with store_call(node.contents, CLAIMS), open_views() as views:
-        plan = build(_missing(wanted, views), views)
+        plan = build(_missing(wanted, views, everything=True), views)
         return sum([-(-count // _LIKE_A_WINDOW) for count in pixels]) + sum([len(each.windows) for each in plan])
 
 
-def _needed(wanted: Mapping[Node, NumberedRegions]) -> Mapping[Node, NumberedRegions]:
+def _needed(wanted: Mapping[Node, NumberedRegions], *, everything: bool) -> Mapping[Node, NumberedRegions]:
     """Return what is needed of the tensors and, under formulas, of their args."""
     tops = [node for node in wanted if node.computation.formula is not None]
-    return spread(formulas_of(tops)[0], wanted) if tops else wanted
+    return spread(formulas_of(tops, everything=everything)[0], wanted, everything=everything) if tops else wanted
 
 
-def _missing(wanted: Mapping[Node, NumberedRegions], views: Views) -> dict[Node, IntArray]:
-    """Return the windows to compute before regions can be read."""
+def _missing(wanted: Mapping[Node, NumberedRegions], views: Views, *, everything: bool = False) -> dict[Node, IntArray]:
+    """Return the windows to compute before regions can be read.
+
+    `everything` includes those that formulas may ask for themselves.
+    """
     lacking = {node: boxes for node, boxes in wanted.items() if not never_lacks(node)}
     return {
         node: views.of(node).add(boxes.starts, boxes.stops)
-        for node, boxes in _needed(lacking).items()
-        if node.computation.formula is None
+        for node, boxes in _needed(lacking, everything=everything).items()
+        if node.computation.formula is None and len(boxes.starts)
     }
 
 

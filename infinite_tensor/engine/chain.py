@@ -95,6 +95,10 @@ class Computation:
         These units, if regions are computed where they are read, and windows only as parts of regions.
     inputs : tuple of Input
         The args, each with the window through which it is read now.
+    planned : tuple of Input
+        Those of them that are read for every region.
+    asks : bool
+        Whether a formula asks for what it needs instead; see `Formula`.
     coordinates : int
         The length of the window index for `f`. A tensor with more dimensions appends zeros to this index.
     depth : int
@@ -131,7 +135,9 @@ class Computation:
         self.units = _units(tensor.spec.grid, self.args) if is_free else None
         self.formula = self.units if is_formula else None
         self.inputs = self.args if self.formula is None else self.formula.inputs
-        self.settled = self.warned = False
+        self.asks = formula is not None and is_formula and formula.asks
+        self.planned = () if self.asks else self.inputs
+        self.settled, self.warned = self.asks, False
         self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
         self.copied: bool = self.writer is not None and self.writer.copies and not tensor.contents.outlives_process
         self.function: Any = None if self.f is None else innermost(self.f)
@@ -181,7 +187,7 @@ class Computation:
 
     def use_windows(self) -> None:
         """Compute windows from now on, and no more regions where they are read."""
-        self.formula, self.inputs = None, self.args
+        self.formula, self.inputs, self.planned = None, self.args, self.args
 
     @property
     def is_direct(self) -> bool:

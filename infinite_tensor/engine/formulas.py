@@ -28,8 +28,11 @@ Corners: TypeAlias = tuple[list[int], list[int]]
 """The first pixel, and the pixel after the last."""
 
 
-def formulas_of(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """Return all formulas under `nodes`, each before its args, and the other tensors at their ends."""
+def formulas_of(nodes: Sequence[Node], *, everything: bool = False) -> tuple[list[Node], list[Node]]:
+    """Return all formulas under `nodes`, each before its args, and the other tensors at their ends.
+
+    Args that formulas ask for themselves are left out, unless `everything` is listed.
+    """
     formulas: dict[Node, None] = {}
     ends: dict[Node, None] = {}
     waiting = [(node, False) for node in reversed(nodes)]
@@ -43,27 +46,31 @@ def formulas_of(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
             formulas[node] = None
         else:
             waiting.append((node, True))
-            waiting += [(upstream.node, False) for upstream in reversed(node.computation.inputs)]
+            args = node.computation.inputs if everything else node.computation.planned
+            waiting += [(upstream.node, False) for upstream in reversed(args)]
     return [*formulas][::-1], [*ends]
 
 
 def never_lacks(node: Node) -> bool:
     """Return whether a tensor, or a formula with all its args, can be read without any window."""
-    return all(end.computation.copied for end in formulas_of([node])[1])
+    return all(end.computation.copied for end in formulas_of([node], everything=True)[1])
 
 
-def spread(through: Sequence[Node], wanted: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
+def spread(
+    through: Sequence[Node], wanted: Mapping[Node, NumberedRegions], *, everything: bool = False
+) -> dict[Node, NumberedRegions]:
     """Return the boxes of all tensors needed to compute the `wanted` boxes.
 
     `through` has the tensors from which to go on to the args, such as formulas, each before its args. Boxes needed by
     the same region of the read are joined where they overlap, so that a formula with several readers is computed once.
+    `everything` includes what formulas may ask for themselves.
     """
     found = {node: [boxes] for node, boxes in wanted.items()}
     needed: dict[Node, NumberedRegions] = {}
     for node in through:
         if node in found:
             needed[node] = boxes = united(found.pop(node))
-            for upstream, read in reads_of(node, boxes):
+            for upstream, read in reads_of(node, boxes, everything=everything):
                 found.setdefault(upstream.node, []).append(read)
     return needed | {node: united(each) for node, each in found.items()}
 
@@ -74,17 +81,24 @@ def boxes_under(formulas: Sequence[Node], node: Node, box: Corners) -> dict[Node
     for each in formulas:
         for start, stop in found.get(each, ()):
             low, high = each.grid.box(start, stop)
-            for upstream in each.computation.inputs:
+            for upstream in each.computation.planned:
                 own = found.setdefault(upstream.node, [])
                 for begin, end in upstream.reads.boxes(*region_under(upstream, low, high)):
                     _add(own, begin, end)
     return found
 
 
-def reads_of(node: Node, boxes: NumberedRegions) -> Iterator[tuple[Input, NumberedRegions]]:
-    """Yield the args of a tensor, each with the boxes that any windows must read for `boxes` of the tensor."""
+def reads_of(
+    node: Node, boxes: NumberedRegions, *, everything: bool = False
+) -> Iterator[tuple[Input, NumberedRegions]]:
+    """Yield the args of a tensor, each with the boxes that any windows must read for `boxes` of the tensor.
+
+    Args that a formula asks for itself are left out, unless `everything` is wanted.
+    """
     units = node.computation.units
     grid, args = (node.grid, node.computation.args) if units is None else (units.grid, units.inputs)
+    if node.computation.asks and not everything:
+        return
     low, high = grid.boxes(boxes.starts, boxes.stops)
     for upstream in args:
         begin = starts_of(upstream.window, low)

@@ -46,7 +46,10 @@ def settle(top: Node, box: Corners, views: Views) -> None:
     `box` is about to be read of `top`. A formula that is not local has windows from then on.
     """
     while not (top.computation.settled or top.computation.formula is None):
-        formulas, _ = formulas_of([top])
+        formulas = _to_decide(top)
+        if all(isinstance(node.computation.f, Formula) and node.computation.f.is_local for node in formulas):
+            top.computation.settled = True
+            return
         # A mean over many pixels hardly depends on the region, so small regions show more.
         for most in (_MOST, _LEAST):
             needed, is_more = _needed(formulas, top, box, most)
@@ -62,8 +65,13 @@ def settle(top: Node, box: Corners, views: Views) -> None:
                     return
                 raise
         with _DECIDING:
-            if not top.computation.settled and formulas_of([top])[0] == formulas:
-                top.computation.settled = _decided(formulas, needed, pixels)
+            if not top.computation.settled and _to_decide(top) == formulas:
+                top.computation.settled = _decided(formulas, needed, pixels, views)
+
+
+def _to_decide(top: Node) -> list[Node]:
+    """Return the formulas to call. Those that ask for their args are read like any other arg, without the lock."""
+    return [node for node in formulas_of([top])[0] if not node.computation.asks]
 
 
 def _pixels_of_args(
@@ -80,7 +88,10 @@ def _pixels_of_args(
 
 
 def _decided(
-    formulas: Sequence[Node], needed: Sequence[Mapping[Node, Sequence[Corners]]], pixels: Mapping[Node, PixelBoxes]
+    formulas: Sequence[Node],
+    needed: Sequence[Mapping[Node, Sequence[Corners]]],
+    pixels: Mapping[Node, PixelBoxes],
+    views: Views,
 ) -> bool:
     """Decide for all formulas up to the first one that is not local. Return whether all are decided."""
     found: list[dict[Node, PixelBoxes]] = [{}, {}]
@@ -91,7 +102,7 @@ def _decided(
             stack.enter_context(watching_first_calls(node.computation))
         try:
             for boxes, results in zip(needed, found, strict=True):
-                compute(formulas, boxes, pixels.__getitem__, results, keep=True)
+                compute(formulas, boxes, views, results, pixels=pixels)
                 for node, computed in results.items():
                     # A function may return the same memory in each call.
                     results[node] = PixelBoxes([(start, region.clone()) for start, region in computed.boxes])

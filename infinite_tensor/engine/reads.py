@@ -130,6 +130,10 @@ class Views:
             self._of[node] = access
         return access
 
+    def anew(self, node: Node) -> ReadingAnew:
+        """Return a source whose pixels are read when they are asked for, by a read of their own."""
+        return ReadingAnew(self, node)
+
     @property
     def moved(self) -> bool:
         """Whether a tensor was moved to another dtype or device after the first access."""
@@ -154,3 +158,16 @@ class Views:
         self._drops = DROPPING.count
         while len(self._opened) > first:
             self._opened.pop()[2].close()
+
+
+class ReadingAnew:
+    """The pixels of a tensor, each part read by a read of its own."""
+
+    def __init__(self, views: Views, node: Node) -> None:
+        self._views = views
+        self._node = node
+
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Fill `out` with the pixels from `start` on."""
+        stop = [a + n for a, n in zip(start, out.shape, strict=True)]
+        out.copy_(self._views.read_anew(self._node, start, stop, self._views.work))

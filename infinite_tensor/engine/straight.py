@@ -6,15 +6,16 @@ Pixels are copied from memory, or computed where they are read.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine.args import PixelSource, region_of
-from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.chain import Input, Node
 from infinite_tensor.engine.formulas import Corners, boxes_under, formulas_of, most_bytes, never_lacks, region_under
 from infinite_tensor.engine.returned import Check, named
 from infinite_tensor.geometry.points import Index, IntArray
@@ -115,7 +116,7 @@ class FormulaAccess(StraightAccess):
             self._compute(formulas, begin, out.narrow(d, middle, out.shape[d] - middle))
             return
         alive: dict[Node, PixelBoxes] = {}
-        compute(formulas, needed, self._views.of, alive)
+        compute(formulas, needed, self._views, alive)
         alive[self._node].read(start, out)
 
     def _middle(self, start: Sequence[int], out: torch.Tensor) -> tuple[int, int] | None:
@@ -160,22 +161,23 @@ class PixelBoxes:
 def compute(
     formulas: Sequence[Node],
     needed: Mapping[Node, Sequence[Corners]],
-    source_of: Callable[[Node], PixelSource],
+    views: Views,
     alive: dict[Node, PixelBoxes],
     *,
-    keep: bool = False,
+    pixels: Mapping[Node, PixelBoxes] | None = None,
 ) -> None:
     """Compute the `needed` boxes of formulas, args first, and add them to `alive`.
 
-    Other args are read from ``source_of(node)``. Pixels are released after their last reader, unless `keep`.
+    Other args are read from `pixels`, if these are given, and all results are kept. If not, they are read from `views`,
+    and results are released after their last reader.
     """
     last = {each.node: node for node in reversed(formulas) for each in node.computation.inputs}
     for node in reversed(formulas):
         found = PixelBoxes([])
         for box in needed.get(node, ()):
             units = node.grid.box(*box)
-            regions = _regions(node, units, alive, source_of)
-            if len(found.boxes) == len(needed[node]) - 1 and not keep:
+            regions = _regions(node, units, alive, views, pixels)
+            if len(found.boxes) == len(needed[node]) - 1 and pixels is None:
                 for upstream in node.computation.inputs:
                     if last[upstream.node] is node:
                         alive.pop(upstream.node, None)
@@ -189,18 +191,32 @@ def compute(
 
 
 def _regions(
-    node: Node, units: Corners, alive: Mapping[Node, PixelBoxes], source_of: Callable[[Node], PixelSource]
-) -> list[torch.Tensor]:
-    """Read the regions of the args for a box of units of a formula."""
-    regions = []
-    for upstream in node.computation.inputs:
-        first, end = region_under(upstream, *units)
-        source = alive.get(upstream.node) or source_of(upstream.node)
-        regions.append(region_of(upstream, source, first, list(map(operator.sub, end, first))))
-    return regions
+    node: Node,
+    units: Corners,
+    alive: Mapping[Node, PixelBoxes],
+    views: Views,
+    pixels: Mapping[Node, PixelBoxes] | None,
+) -> list[Any]:
+    """Read the regions of the args for a box of units of a formula, or return functions to read them."""
+    planned = node.computation.planned
+    if node.computation.asks:
+        return [partial(_asked, node, upstream, views) for upstream in node.computation.inputs]
+    sources = [alive.get(each.node) or (pixels[each.node] if pixels else views.of(each.node)) for each in planned]
+    return [_under(upstream, source, *units) for upstream, source in zip(planned, sources, strict=True)]
 
 
-def _result(node: Node, box: Corners, units: Corners, regions: Sequence[torch.Tensor]) -> torch.Tensor:
+def _asked(node: Node, upstream: Input, views: Views, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+    """Read the region of an arg under a part of a formula."""
+    return _under(upstream, views.anew(upstream.node), *node.grid.box(start, list(map(operator.add, start, size))))
+
+
+def _under(upstream: Input, source: PixelSource, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
+    """Read the region of an arg under a box of units."""
+    first, end = region_under(upstream, low, high)
+    return region_of(upstream, source, first, list(map(operator.sub, end, first)))
+
+
+def _result(node: Node, box: Corners, units: Corners, regions: Sequence[Any]) -> torch.Tensor:
     """Compute a box of a formula, which lies in a box of units, from regions of its args."""
     f, (start, stop), (low, high), sides = node.computation.f, box, units, node.grid.window.size
     assert isinstance(f, Formula)

@@ -234,7 +234,7 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
 def _add_formula(found: list[Demand], node: Node, pixels: dict[Node, list[Regions]]) -> None:
     """Append the pixels of a formula to `found`, and the pixels of its args to `pixels`."""
     starts, stops = _joined(pixels[node])
-    for upstream, read in reads_of(node, NumberedRegions.alone(starts, stops)):
+    for upstream, read in reads_of(node, NumberedRegions.alone(starts, stops), everything=True):
         if len(read.starts):
             pixels.setdefault(upstream.node, []).append((read.starts, read.stops))
     units = int((stops - starts).prod(axis=1).sum()) // math.prod(node.grid.window.size)

@@ -89,13 +89,17 @@ class Formula(ABC):
         other ``f``.
     is_local : bool
         Whether results are known not to depend on pixels beyond those that a window reads.
+    asks : bool
+        Whether `over` gets, for each arg, a function ``read(start, size)`` in place of a region. It reads what lies
+        under a part of the region, so that only what is asked for is computed.
     """
 
     is_formula = False
     is_local = False
+    asks = False
 
     @abstractmethod
-    def over(self, start: Sequence[int], size: Sequence[int], *regions: torch.Tensor) -> torch.Tensor:
+    def over(self, start: Sequence[int], size: Sequence[int], *regions: Any) -> torch.Tensor:
         """Compute a region of `size` pixels from pixel `start` on, from regions of the args.
 
         A region of an arg is larger by as much as for a window.

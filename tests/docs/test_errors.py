@@ -185,9 +185,20 @@ def _() -> None:
     plane().mean()  # type: ignore[attr-defined]
 
 
-@case("an InfiniteTensor has no arithmetic", TypeError, r"t\.map\(lambda x: x \+ 1\)")
+@case("an InfiniteTensor lacks this operator", TypeError, r"t\.map\(fn\)")
 def _() -> None:
-    plane() + 1  # type: ignore[operator]
+    plane() @ plane()  # type: ignore[operator]
+
+
+@case("a comparison of InfiniteTensors has no single truth value", TypeError, r"\.all\(\)")
+def _() -> None:
+    bool(plane() == plane())
+
+
+@case("cannot be changed in place", TypeError, r"t = t \+ 1")
+def _() -> None:
+    t = plane()
+    t += 1
 
 
 @case("an InfiniteTensor cannot be written to", TypeError, "TensorBlob")
