@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from infinite_tensor.groups import TensorGroup
+    from infinite_tensor.pipelines.checking import HaloCheck
     from infinite_tensor.views.exports.export import ExportOptions
     from infinite_tensor.views.statistics import Stats
     from infinite_tensor.views.viewer.page import View
@@ -831,6 +832,47 @@ tensor_id, version
         from infinite_tensor.pipelines.arithmetic import or_else  # noqa: PLC0415
 
         return or_else(self, other)
+
+    def check(self, region: object) -> HaloCheck:
+        """Check that pixels of a map do not depend on where its windows lie.
+
+        Computes the region once more with twice the halo, and once in windows that begin elsewhere. A filter that
+        looks farther than its `halo`, or a network that sees the ends of its window, gives other pixels then. Nothing
+        is stored but the region itself, as by a read.
+
+        Parameters
+        ----------
+        region
+            As for a read. It should have several windows along each dimension.
+
+        Returns
+        -------
+        HaloCheck
+            The pixels that change by more than rounding. ``print`` says it in a sentence.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is not a valid region of this tensor.
+        ValidationError
+            If the tensor is not from `map` or `map_windows`, or its windows overlap.
+
+        Examples
+        --------
+        >>> ramp = InfiniteTensor(
+        ...     (None,), lambda ctx: torch.rand(4), TensorWindow((4,))
+        ... )
+        >>> def mean_of_five(x):
+        ...     return torch.nn.functional.avg_pool1d(x[None], 5, 1, 2)[0]
+        >>> print(ramp.map(mean_of_five, halo=2, window=8).check(slice(0, 64)))
+        none of 64 pixels changes with a larger halo or in shifted windows
+        >>> ramp.map(mean_of_five, halo=1, window=8).check(slice(0, 64)).share > 0
+        True
+        """
+        # Imported here, because pipelines build on tensors.
+        from infinite_tensor.pipelines.checking import check  # noqa: PLC0415
+
+        return check(self, region)
 
     def as_zarr(self, region: object = None) -> zarr.Array[Any]:
         """Return a read-only Zarr array of pixels, computed on demand.

@@ -168,7 +168,7 @@ def map_windows(
     leading = leading_of(sources).tensor
     named = any(along.name for along in output)
     overlaps = any(along.stride < along.size for along in output)
-    f = _Mapped(fn, output, as_index(batch_size), windows[0] if coordinates else None)
+    f = Mapped(fn, output, as_index(batch_size), windows[0] if coordinates else None)
     f.modes.check()
     plain = store is None and window is None and batch_size is None and not overlaps
     f.is_formula = plain and not f.snapshot.networks
@@ -233,7 +233,7 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
     return f"{name if name.isidentifier() else 'map'}-{hashlib.sha256(said.encode()).hexdigest()[:20]}"
 
 
-class _Mapped(CallingNetworks, Formula):
+class Mapped(CallingNetworks, Formula):
     """The ``f`` of a mapped tensor: calls the user function, and crops the result.
 
     If `located` is given, the window over the first input, the function is also told where its region begins.
@@ -256,6 +256,7 @@ class _Mapped(CallingNetworks, Formula):
         return {"fn": self.__wrapped__}
 
     def __call__(self, ctx: Any, *regions: Any) -> torch.Tensor:
+        """Compute a window, or a batch of them."""
         self.modes.check()
         if isinstance(ctx, list):
             # Most functions round differently for another number of regions.
@@ -304,6 +305,16 @@ class _Mapped(CallingNetworks, Formula):
         except Exception:  # noqa: BLE001  (the function may take windows of one size only)
             return None
         return found.dtype if isinstance(found, torch.Tensor) else None
+
+    def halo(self, k: int) -> int | None:
+        """Return the halo along a dimension of the output, in pixels of the output, or None if no windows slide."""
+        halos = self._output[k].halos
+        return max(math.ceil(n * scale) for n, scale in halos) if halos else None
+
+    def widened(self, more: Sequence[int], located: TensorWindow) -> Mapped:
+        """Return the same for windows with `more` pixels on each side. `located` is the window over the first input."""
+        output = [replace(along, size=along.size + 2 * n) for along, n in zip(self._output, more, strict=True)]
+        return Mapped(self.__wrapped__, output, self._batch_size, None if self._located is None else located)
 
     def _returned(self, regions: Sequence[torch.Tensor], batch: _Sizes, at: Sequence[Sequence[Any]]) -> Any:
         if self._located is None:

@@ -297,10 +297,18 @@ def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two results of the same shape differ by more than rounding."""
     if one.shape != other.shape or torch.equal(one, other):
         return False
+    differs = differing(one, other)
+    is_label = not (one.is_floating_point() or one.is_complex())
+    return bool(differs.float().mean() > _FEW) if is_label else bool(differs.any())
+
+
+def differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the pixels that differ by more than rounding, which changes labels only by chance."""
     if not (one.is_floating_point() or one.is_complex()):
-        return bool((one != other).float().mean() > _FEW)
+        return one != other
     bound = max(torch.finfo(one.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
-    return not torch.allclose(one, other, bound, bound * float(one.abs().nan_to_num(0, 0, 0).max()), equal_nan=True)
+    largest = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
+    return ~torch.isclose(one, other, bound, bound * largest, equal_nan=True)
 
 
 _FEW = 1e-3
