@@ -26,7 +26,7 @@ from infinite_tensor.cli.output import print_json
 )
 @click.option("--workers", type=int, metavar="N", help="Number of responses that are computed at a time.")
 @click.option(
-    "--max-windows", type=int, default=256, show_default=True, metavar="N", help="Limit of windows for one response."
+    "--max-windows", type=int, metavar="N", help="Limit of windows for one response.  [default: 2**24 pixels]"
 )
 @click.option("--vmin", type=float, metavar="N", help="Lower end of the colour range.")
 @click.option("--vmax", type=float, metavar="N", help="Upper end of the colour range.")

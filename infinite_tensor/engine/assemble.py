@@ -8,7 +8,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_BYTES = 16 * 2**20
 """Larger reads are split into blocks of this size, to release upstream windows early."""
 _LIKE_A_WINDOW = 2**16
+_LEAST_PIXELS = 2**12
 _MOST_WAITING = 1024
 """The maximum number of regions of a stream to hold back for a full batch."""
 
@@ -145,10 +146,28 @@ def open_views(
     return Views(_read_anew, workers, notice, tiles)
 
 
-def windows_to_compute(node: Node, selection: Selection) -> int:
-    """Count the windows to compute for a read.
+class Cost(NamedTuple):
+    """What a read computes, of the tensor and of all tensors upstream.
 
-    Windows of upstream tensors are included, and of formulas each `_LIKE_A_WINDOW` pixels. Nothing is computed.
+    Attributes
+    ----------
+    windows : int
+        The number of windows. Of formulas, each `_LIKE_A_WINDOW` pixels count as one.
+    pixels : int
+        The number of pixels. A small window counts as `_LEAST_PIXELS`, for the call of its ``f``.
+    """
+
+    windows: int
+    pixels: int
+
+    @classmethod
+    def of(cls, windows: int, size: Sequence[int]) -> Cost:
+        """Return the cost of windows of one size."""
+        return cls(windows, windows * max(_LEAST_PIXELS, math.prod(size)))
+
+
+def cost_of(node: Node, selection: Selection) -> Cost:
+    """Return what a read would compute. Nothing is computed.
 
     Raises
     ------
@@ -159,8 +178,10 @@ def windows_to_compute(node: Node, selection: Selection) -> int:
     needed = _needed(wanted, everything=True)
     pixels = [count_in(boxes) for each, boxes in needed.items() if each.computation.formula is not None]
     with store_call(node.contents, CLAIMS), open_views() as views:
+        costs = [Cost(-(-count // _LIKE_A_WINDOW), count) for count in pixels]
         plan = build(_missing(wanted, views, everything=True), views)
-        return sum([-(-count // _LIKE_A_WINDOW) for count in pixels]) + sum([len(each.windows) for each in plan])
+        costs += [Cost.of(len(task.windows), task.products[0].node.spec.grid.window.size) for task in plan]
+        return Cost(sum(cost.windows for cost in costs), sum(cost.pixels for cost in costs))
 
 
 def _needed(wanted: Mapping[Node, NumberedRegions], *, everything: bool) -> Mapping[Node, NumberedRegions]:

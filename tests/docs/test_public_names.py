@@ -171,7 +171,7 @@ def test_pipelines_are_made_of_public_names(path: Path) -> None:
             _, _, part = str(node.module).partition(".")
             of_all = part.startswith(("support", "geometry", "values", "pipelines", "errors"))
             names = [] if of_all or node.module == "infinite_tensor_stores" else [alias.name for alias in node.names]
-            # Where a Zarr store lies, what a store keeps in memory or of a tensor, whether a package is there, and checks.
+            # Where a Zarr store lies, what a store keeps or a tensor has there, whether a package is there, and checks.
             ours = {"node_of", "stored_pixels"} | {"shown", "is_in_memory", "contents_of", "import_tensordict"}
             ours |= {"check_fill_options", "check_fill"}
             assert set(names) - ours <= set(PUBLIC), f"{path.name}: {names} of {part}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import html
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.opening import for_reading, reader_of
@@ -29,13 +31,15 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.documents import name_of
 from infinite_tensor.tilestore.inventory import sources_first
+from infinite_tensor.values.code import short_name
 from infinite_tensor.views.server import WORKERS
 from infinite_tensor.views.server.served import Served, Settings, refused
 from infinite_tensor.views.server.work import Work
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 """Host names of this machine."""
-Source = InfiniteTensor | TensorGroup | TileStore
+Source = InfiniteTensor | TensorGroup | TileStore | Mapping[str, InfiniteTensor]
+_EXPOSED = ["ETag", "X-Reason", "X-Shape", "X-Dtype"]
 _METHODS = "GET, HEAD, OPTIONS"
 _LOOKING = 2
 """Threads for reading stored pixels, in addition to the computing threads."""
@@ -61,14 +65,17 @@ def app_of(
     rebinding.
     """
     tensors: dict[str, Served] = {}
-    for tensor_id, opened in _tensors_of(sources, store_results=store_results):
-        tensors.setdefault(name_of(tensor_id).removeprefix("t-"), Served(opened, settings))
-    routes = _Routes(tensors, checked_count("workers", workers))
+    random: dict[str, Served] = {}
+    for name, tensor_id, opened in _tensors_of(sources, store_results=store_results):
+        served = tensors.setdefault(_in_url(name), Served(opened, settings))
+        # Whoever knows a random id may use it too.
+        random[_in_url(tensor_id)] = served
+    routes = _Routes(tensors, random | tensors, checked_count("workers", workers))
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)]
     if cors:
         methods = _METHODS.split(", ")
         middleware.append(
-            Middleware(CORSMiddleware, allow_origins=[*cors], allow_methods=methods, expose_headers=["ETag"])
+            Middleware(CORSMiddleware, allow_origins=[*cors], allow_methods=methods, expose_headers=_EXPOSED)
         )
     app = Starlette(
         routes=[
@@ -83,30 +90,55 @@ def app_of(
     return app
 
 
+def _in_url(name: str) -> str:
+    return name_of(name).removeprefix("t-")
+
+
 def _tensors_of(
     sources: Sequence[Source], *, store_results: bool
-) -> Iterator[tuple[str, Callable[[], InfiniteTensor]]]:
+) -> Iterator[tuple[str, str, Callable[[], InfiniteTensor]]]:
+    """Yield the name and the id of each tensor, and a function to open it."""
     readers: dict[TileStore, TileStore] = {}
     # Tensors that were given with their f, also as an arg of another tensor, by their store and id.
     computed: dict[tuple[str | None, str], Callable[[], InfiniteTensor]] = {}
+    unnamed: Counter[str] = Counter()
     for source in sources:
-        if isinstance(source, InfiniteTensor | TensorGroup):
-            members: Iterable[Any] = [source] if isinstance(source, InfiniteTensor) else source.values(True, True)
-            for tensor in members:
-                opened = partial(_same, tensor if store_results else for_reading(tensor, readers))
-                for each in sources_first([opened()], lambda each: each.args):
-                    computed[each.tile_store.address, each.tensor_id] = partial(_same, each)
-                yield tensor.tensor_id, opened
-        elif not isinstance(source, TileStore):
-            raise ValidationError(
-                f"sources must be InfiniteTensors, TensorGroups or TileStores, got {quoted(source)}; open a path with "
-                "open_store(path, mode='r')"
-            )
+        for given, tensor in _members_of(source):
+            opened = partial(_same, tensor if store_results else for_reading(tensor, readers))
+            for each in sources_first([opened()], lambda each: each.args):
+                computed[each.tile_store.address, each.tensor_id] = partial(_same, each)
+            yield given or _name_of(tensor, unnamed), tensor.tensor_id, opened
     for source in sources:
         if isinstance(source, TileStore):
             store = source if store_results else reader_of(source, readers)
             for tensor_id in without_levels(store.tensor_ids()):
-                yield tensor_id, computed.get((store.address, tensor_id), partial(store.open, tensor_id))
+                yield tensor_id, tensor_id, computed.get((store.address, tensor_id), partial(store.open, tensor_id))
+
+
+def _members_of(source: Source) -> list[tuple[str | None, InfiniteTensor]]:
+    """Return the tensors that were given with their functions, each with its name in a dict."""
+    if isinstance(source, TileStore):
+        return []
+    if isinstance(source, InfiniteTensor):
+        return [(None, source)]
+    if isinstance(source, TensorGroup):
+        return [(None, each) for each in source.values(True, True)]
+    named: list[Any] = [*source.items()] if isinstance(source, Mapping) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(tensor, InfiniteTensor) for name, tensor in named):
+        raise ValidationError(
+            "sources must be InfiniteTensors, TensorGroups, TileStores, or dicts of names and InfiniteTensors, got "
+            f"{quoted(source)}; open a path with open_store(path, mode='r')"
+        )
+    return named
+
+
+def _name_of(tensor: InfiniteTensor, unnamed: Counter[str]) -> str:
+    """Return the id of a tensor or, in place of a random one, the name of its function, with a number if need be."""
+    if node_of(tensor).tensor.named:
+        return tensor.tensor_id
+    name = short_name(tensor.f) or "tensor"
+    unnamed[name] += 1
+    return name if unnamed[name] == 1 else f"{name}-{unnamed[name]}"
 
 
 def _same(tensor: InfiniteTensor) -> InfiniteTensor:
@@ -118,13 +150,14 @@ class _Routes:
 
     Parameters
     ----------
-    tensors : mapping of str to Served
-        The tensors, by their names in paths.
+    listed, tensors : mapping of str to Served
+        The tensors, by their names in paths: those on the page, and all that are answered.
     workers : int
         How many responses are computed at a time.
     """
 
-    def __init__(self, tensors: Mapping[str, Served], workers: int) -> None:
+    def __init__(self, listed: Mapping[str, Served], tensors: Mapping[str, Served], workers: int) -> None:
+        self._listed = listed
         self._tensors = tensors
         self._stored = Work(_LOOKING)
         self._computed = Work(workers)
@@ -139,15 +172,15 @@ class _Routes:
         yield
         for work in (self._stored, self._computed):
             await asyncio.to_thread(work.close)
-        for served in self._tensors.values():
+        for served in self._listed.values():
             await asyncio.to_thread(served.flush)
 
     async def index(self, _request: Request) -> Response:
         """Return a page with links to all tensors."""
         rows = "".join(
-            f'<li><a href="/{quote(name)}/zarr.json">{html.escape(plain(name))}</a></li>' for name in self._tensors
+            f'<li><a href="/{quote(name)}/zarr.json">{html.escape(plain(name))}</a></li>' for name in self._listed
         )
-        told = "<p>Zarr at /name, map tiles at /name/{z}/{x}/{y}.png</p>"
+        told = "<p>Zarr at /name, map tiles at /name/{z}/{x}/{y}.png, boxes at /name/box?y=0:256&amp;x=0:256</p>"
         return HTMLResponse(f"<!doctype html><title>infinite-tensor</title>{told}<ul>{rows}</ul>")
 
     async def tensor(self, request: Request) -> ASGIApp:

@@ -93,8 +93,8 @@ class Colours:
         found = full_range(parts[0].dtype, rgb=rgb) or range_of(map(magnitudes, parts)) or (0, 1)
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
-    def png(self, values: Array, missing: Array) -> bytes:
-        """Return a map tile as PNG.
+    def png(self, values: Array, missing: Array, size: tuple[int, ...] = (SIDE, SIDE)) -> bytes:
+        """Return a picture as PNG, by default a map tile.
 
         Parameters
         ----------
@@ -102,15 +102,17 @@ class Colours:
             The pixels in rows and columns; fewer than a whole tile at the end of a tensor. NaN is transparent.
         missing : numpy.ndarray of bool
             A mask of the missing pixels. If there are any, they are striped, and the tile gets a dotted edge.
+        size : tuple of int
+            Rows and columns of the picture.
         """
         place = tuple(map(slice, values.shape[:2]))
         pixels, nothing, hatch = (
             (rgba(values, self.ends), 0, _GREY) if self.kind == "rgb" else (self._places(values), _CLEAR, _HATCH)
         )
-        drawn = np.full((SIDE, SIDE, *pixels.shape[2:]), nothing, np.uint8)
+        drawn = np.full((*size, *pixels.shape[2:]), nothing, np.uint8)
         drawn[place] = pixels
         if missing.any():
-            stripes = np.add.outer(np.arange(SIDE), np.arange(SIDE)) % 8 < 2
+            stripes = np.add.outer(*map(np.arange, size)) % 8 < 2
             drawn[place][missing & stripes[place]] = hatch
             drawn[0, ::4] = drawn[::4, 0] = hatch
         image, written = Image.fromarray(drawn), io.BytesIO()

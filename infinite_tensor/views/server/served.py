@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from urllib.parse import parse_qs
 import numpy as np
 from starlette.responses import Response
 
-from infinite_tensor.engine.assemble import windows_to_compute
+from infinite_tensor.engine.assemble import Cost, cost_of
 from infinite_tensor.engine.chain import Node, chain_of, node_of
 from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.errors import TileAccessError, ValidationError
@@ -27,6 +28,7 @@ from infinite_tensor.opening import extent_of
 from infinite_tensor.pipelines.pyramid import method_for, stored_levels
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.stopping import Stopped
+from infinite_tensor.support.tables import plain
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.coarse import Coarsening
@@ -36,6 +38,7 @@ from infinite_tensor.views.frame import Frame, as_numpy, numpy_dtype
 from infinite_tensor.views.metadata import array_name_of
 from infinite_tensor.views.painter import Painter
 from infinite_tensor.views.plane import Plane, Tile
+from infinite_tensor.views.server.boxes import MOST_BYTES, asked, encoded, picture
 from infinite_tensor.views.server.maptiles import Colours, samples, tiles_of
 
 _TILE = re.compile(r"(0|-[1-9]\d?)/(0|-?[1-9]\d{0,15})/(0|-?[1-9]\d{0,15})\.png")
@@ -49,10 +52,18 @@ _MOST_PLANNED = 2**14
 _LEVELS_BYTES = 64 * 2**20
 _AGE_SECONDS = 1.0
 """How long an answer may lag behind what other processes drop."""
+_UNFIT = 422
+_LONGEST_REASON = 500
+_MOST_REASONS = 100
+"""How many reasons are printed for a tensor."""
+MOST_PIXELS = 2**24
+"""The largest number of pixels computed for one response, if windows are not limited."""
 _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
-def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> Response:
+def answered(
+    body: bytes | memoryview, kind: str, *, passing: bool = False, headers: Mapping[str, str] | None = None
+) -> Response:
     """Return a successful response.
 
     Clients may cache the response. With ``passing=True`` they may not: a map tile with missing pixels will change.
@@ -60,12 +71,13 @@ def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> R
     if passing:
         return Response(body, 200, _PASSING, kind)
     etag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
-    return Response(body, 200, _PASSING | {"Cache-Control": "no-cache", "ETag": etag}, kind)
+    return Response(body, 200, _PASSING | {"Cache-Control": "no-cache", "ETag": etag} | {**(headers or {})}, kind)
 
 
 def refused(status: int, why: object) -> Response:
-    """Return an error response with the reason `why`."""
-    return Response(f"{why}\n", status, _PASSING, "text/plain")
+    """Return an error response with the reason `why`, also in a header, because some clients hide the body."""
+    reason = " ".join(plain(str(why)).encode("ascii", "replace").decode().split())[:_LONGEST_REASON]
+    return Response(f"{why}\n", status, _PASSING | {"X-Reason": reason}, "text/plain")
 
 
 @dataclass(frozen=True)
@@ -76,16 +88,28 @@ class Settings:
     ----------
     region : region or None
         The pixels of the Zarr hierarchy; None for all of a finite tensor, or all stored pixels of an unbounded tensor.
-    max_windows : int
-        The largest number of windows computed for one response.
+    max_windows : int or None
+        The largest number of windows computed for one response. None to limit their pixels instead.
     low, high : float or None
         The values at the two ends of the colour scale; None to choose them by the pixels.
     """
 
     region: Any = None
-    max_windows: int = 256
+    max_windows: int | None = None
     low: float | None = None
     high: float | None = None
+
+    def allows(self, cost: Cost) -> bool:
+        """Whether so much may be computed for one response."""
+        return cost.pixels <= MOST_PIXELS if self.max_windows is None else cost.windows <= self.max_windows
+
+    def told(self, cost: Cost) -> str:
+        """Say why so much may not be computed."""
+        most = f"{MOST_PIXELS:,} pixels" if self.max_windows is None else f"{self.max_windows:,} windows"
+        return (
+            f"this answer needs {cost.windows:,} windows with {cost.pixels:,} pixels, but at most {most} are computed "
+            "for one answer; ask for less, or start the server with another limit, --max-windows"
+        )
 
 
 class Served:
@@ -109,6 +133,7 @@ class Served:
         self._content: _Content | None = None
         self._states: dict[Node, tuple[str, str] | None] = {}
         self._looked = (0.0, 0)
+        self._reasons: set[str | None] = set()
 
     def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
         """Answer a request for `path`.
@@ -116,15 +141,24 @@ class Served:
         Return None if pixels must be computed but `compute` is False.
         """
         try:
-            return self.content().answer(path, query, compute=compute)
+            found = self.content().answer(path, query, compute=compute)
+            return found if found is None else self._told(found)
         except Stopped:
             return refused(503, "the request was cancelled")
         except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
             # Requests are checked before anything is computed, so a later ValidationError comes from f.
             if isinstance(error, TileAccessError) or (isinstance(error, ValidationError) and not compute):
-                return refused(422, error)
+                return self._told(refused(422, error))
             traceback.print_exception(error)
             return refused(500, f"{type(error).__name__}: see the log of the server")
+
+    def _told(self, answer: Response) -> Response:
+        """Print why an answer is refused, once for each reason: many clients show only the status."""
+        reason = answer.headers.get("x-reason")
+        if answer.status_code == _UNFIT and reason not in self._reasons and len(self._reasons) < _MOST_REASONS:
+            self._reasons.add(reason)
+            sys.stderr.write(f"{self._content.tensor.tensor_id if self._content else 'a tensor'}: {reason}\n")
+        return answer
 
     def flush(self) -> None:
         """Store pending results."""
@@ -176,6 +210,8 @@ class _Content:
 
     def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
         """Answer a request; see `Served.answer`."""
+        if path == "box":
+            return self._box(query, compute=compute)
         tile = _TILE.fullmatch(path)
         return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
 
@@ -210,11 +246,32 @@ class _Content:
         if chunk is None:
             return refused(404, "there is no such key")
         frame, index = chunk
-        most = self._settings.max_windows
-        cost = 0 if compute else _cost(frame.tensor, frame.box_of(index), most)
-        if cost > most:
-            return refused(422, f"this chunk needs {cost} windows, but at most {most} are computed for one chunk")
-        return None if cost else answered(frame.chunk(index), "application/octet-stream")
+        cost = _NOTHING if compute else _cost(frame.tensor, frame.box_of(index), self._settings)
+        if not self._settings.allows(cost):
+            return refused(_UNFIT, self._settings.told(cost))
+        return None if cost.windows else answered(frame.chunk(index), "application/octet-stream")
+
+    # Boxes.
+
+    def _box(self, query: str, *, compute: bool) -> Response | None:
+        region, form = asked(query, self.tensor)
+        selection = parse(region, self.tensor.shape, self.tensor.dims)
+        nbytes = math.prod(selection.size) * self.tensor.dtype.itemsize
+        if nbytes > MOST_BYTES:
+            return refused(_UNFIT, f"a box may have {MOST_BYTES:,} bytes, but this one has {nbytes:,}; ask for less")
+        cost = _NOTHING if compute or 0 in selection.size else _cost(self.tensor, region, self._settings)
+        if not self._settings.allows(cost):
+            return refused(_UNFIT, self._settings.told(cost))
+        # Choosing colours may require computing windows.
+        if cost.windows or (form == "png" and "_drawing" not in vars(self) and not compute):
+            return None
+        pixels = as_numpy(self.tensor[region])
+        if form == "png":
+            with self._lock:
+                _, colours = self._drawing
+            return answered(picture(pixels, selection.squeezed, self._plane, self.tensor.dims, colours), "image/png")
+        body, headers = encoded(pixels, form)
+        return answered(body, "application/octet-stream", headers=headers)
 
     # Map tiles.
 
@@ -228,9 +285,9 @@ class _Content:
         return self._drawing_in(Colours.of(pixels, self._settings.low, self._settings.high, rgb=is_rgb))
 
     def _sample(self, region: Any) -> Array | None:
-        most = self._settings.max_windows
         try:
-            return as_numpy(self.tensor[region]) if _cost(self.tensor, region, most) <= most else None
+            is_cheap = self._settings.allows(_cost(self.tensor, region, self._settings))
+            return as_numpy(self.tensor[region]) if is_cheap else None
         except TileAccessError:
             return None
 
@@ -272,11 +329,11 @@ class _Content:
         if tile.level >= len(painter.levels) or box is None:
             return refused(404, "there are no pixels")
         level, region = painter.levels[tile.level], plane.region(box, painter.scales[tile.level])
-        cost = 0 if compute else _cost(level, region, self._settings.max_windows)
-        if cost and cost <= self._settings.max_windows and level.f is not None:
+        cost = _NOTHING if compute else _cost(level, region, self._settings)
+        if cost.windows and self._settings.allows(cost) and level.f is not None:
             return None
         try:
-            picture = painter.paint(plane, tile, compute=not cost)
+            picture = painter.paint(plane, tile, compute=not cost.windows)
         except TileAccessError:
             # An upstream tensor is neither stored nor computable.
             picture = painter.paint(plane, tile, compute=False)
@@ -290,41 +347,45 @@ class _Content:
         return answered(colours.png(picture.values, picture.missing), "image/png", passing=picture.state == "partial")
 
 
-def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
-    """Return the number of windows to compute for a region.
+_NOTHING = Cost(0, 0)
+
+
+def _cost(tensor: InfiniteTensor, region: Any, settings: Settings) -> Cost:
+    """Return what must be computed for a region.
 
     Return an estimate if there are too many windows to look up.
     """
     # This check takes less time than counting windows.
     if node_of(tensor).computation.formula is None and not tensor.coverage(region, "missing").any():
-        return 0
+        return _NOTHING
     selection = parse(region, tensor.shape)
-    bound = _bound(tensor, [*zip(selection.start, selection.stop, strict=True)], max(most, _MOST_PLANNED))
-    if bound > max(most, _MOST_PLANNED):
+    most = max(settings.max_windows or 0, _MOST_PLANNED)
+    bound = _bound(tensor, [*zip(selection.start, selection.stop, strict=True)], most)
+    if bound.windows > most:
         return bound
     try:
-        return windows_to_compute(node_of(tensor), selection)
+        return cost_of(node_of(tensor), selection)
     except TileAccessError:
         # Some windows cannot be computed. Reading them raises an error with the reason.
         return bound
 
 
-def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
-    """Estimate the number of windows to compute for a box of a level.
+def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> Cost:
+    """Estimate what must be computed for a box of a level.
 
     If the level is made from a finer level, and some tiles of the finer level are missing, count the windows of the
     finer level. Continue like this down to the tensor itself, or until a count is above the limit `most`.
     """
     strides = level.output_window.stride
     count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])
-    made = level.f
+    cost, made = Cost.of(count, level.output_window.size), level.f
     if count > most or not isinstance(made, Coarsening):
-        return count
+        return cost
     scaled = [(a * n, b * n) for (a, b), n in zip(spans, made.factor, strict=True)]
     below = [(a, b if n is None else min(b, n)) for (a, b), n in zip(scaled, made.shape, strict=True)]
     (finer,), box = level.args, tuple([slice(*span) for span in below])
     is_stored = tiles_of(finer, box) <= most and not finer.coverage(box, "missing").any()
-    return count if is_stored else _bound(finer, below, most)
+    return cost if is_stored else _bound(finer, below, most)
 
 
 def _places(query: str) -> list[int]:

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -30,27 +30,27 @@ _INTERRUPTED = 130
 
 
 def serve(
-    *sources: InfiniteTensor | TensorGroup | TileStore,
+    *sources: InfiniteTensor | TensorGroup | TileStore | Mapping[str, InfiniteTensor],
     host: str = "127.0.0.1",
     port: int = 8000,
     cors: Sequence[str] = (),
     region: Any = None,
     store_results: bool = False,
     workers: int = WORKERS,
-    max_windows: int = 256,
+    max_windows: int | None = None,
     vmin: float | None = None,
     vmax: float | None = None,
     ready: Callable[[str], object] | None = None,
 ) -> None:
-    """Serve tensors over HTTP, as Zarr arrays and as map tiles, until Ctrl-C. See the documentation of the server.
+    """Serve tensors over HTTP, as Zarr arrays, boxes and map tiles, until Ctrl-C. See the documentation of the server.
 
     Ctrl-C waits for running calls of ``f``. A second Ctrl-C stores finished results and ends the process.
 
     Parameters
     ----------
-    *sources : InfiniteTensor, TensorGroup or TileStore
-        What to serve. A store serves all tensors that it contains now. If two tensors have the same id, the first is
-        served.
+    *sources : InfiniteTensor, TensorGroup, TileStore, or dict of str to InfiniteTensor
+        What to serve. A store serves all tensors that it contains now. The name of a tensor in URLs is its key in a
+        dict, or its id; in place of a random id, the name of its function. Of equal names, the first is served.
     host : str
         The address to listen at. There is no authentication: an address other than 127.0.0.1 or ::1 gives a warning.
     port : int
@@ -64,8 +64,9 @@ def serve(
         Whether computed results are stored. Otherwise stores are opened read-only, and results are kept in memory.
     workers : int
         How many responses are computed at a time.
-    max_windows : int
-        The largest number of windows computed for one response.
+    max_windows : int, optional
+        The largest number of windows computed for one response. Default: windows of 2**24 pixels together, where a
+        window counts as 4,096 pixels at least.
     vmin, vmax : float, optional
         The range of values of the colours of map tiles. Default: estimated from a few tiles.
     ready : callable, optional
@@ -90,7 +91,7 @@ def serve(
     if not sources:
         raise ValidationError("there is nothing to serve: give an InfiniteTensor, a TensorGroup or a TileStore")
     _check_no_loop()
-    settings = Settings(region, checked_count("max_windows", max_windows), vmin, vmax)
+    settings = Settings(region, None if max_windows is None else checked_count("max_windows", max_windows), vmin, vmax)
     shown = f"[{host}]" if ":" in host else host
     hosts: tuple[str, ...] = (*LOCAL, shown, socket.gethostname())
     if shown not in LOCAL:

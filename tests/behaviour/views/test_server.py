@@ -284,6 +284,7 @@ def test_zarr_is_told_what_is_not_computed(tmp_path: Path) -> None:
         refused = server.get("/world/s0/world/c/0/0")
         assert refused.status_code == 422
         assert "needs 16 windows" in refused.text
+        assert "needs 16 windows" in refused.headers["x-reason"]
         found: Any = zarr.open_group(f"{server.url}/world", mode="r")["s0/world"]
         with pytest.raises(Exception, match="422"):
             found[0, 0]
@@ -901,3 +902,106 @@ def read_all(client: socket.socket) -> None:
 
 def peak_mib(process: int) -> int:
     return int(re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[0]) // 1024
+
+
+# Boxes.
+
+
+def read(answer: httpx.Response) -> np.ndarray[Any, Any]:
+    assert answer.status_code == 200, answer.text
+    if answer.headers["content-type"].startswith("image"):
+        return image(answer.content)
+    if answer.content.startswith(b"\x93NUMPY"):
+        found: np.ndarray[Any, Any] = np.load(io.BytesIO(answer.content))
+        return found
+    shape = [int(n) for n in answer.headers["x-shape"].split(",") if n]
+    return np.frombuffer(answer.content, answer.headers["x-dtype"]).reshape(shape)
+
+
+@pytest.mark.parametrize("form", ["npy", "raw"])
+def test_a_box_anywhere_is_the_pixels_of_the_tensor(world: InfiniteTensor, form: str) -> None:
+    far = 2**50
+    with served(world) as server:
+        for query, region in {
+            f"y=-5:20&x={far}:{far + 7}": sl[-5:20, far : far + 7],
+            f"x=-3&y={-far}:{-far + 9}": sl[-far : -far + 9, -3],
+            "y=4&x=5": sl[4, 5],
+            "y=4:4&x=0:9": sl[4:4, 0:9],
+        }.items():
+            found = read(server.get(f"/world/box?{query}&format={form}"))
+            assert found.dtype == np.float32
+            assert np.array_equal(found, world[region])
+        answer = server.get("/world/box?y=0:9&x=0:9")
+        assert server.get("/world/box?y=0:9&x=0:9", **{"If-None-Match": answer.headers["etag"]}).status_code == 304
+
+
+def test_a_box_of_a_finite_tensor_may_leave_out_dimensions() -> None:
+    volume = np.arange(5 * 30 * 40, dtype=np.uint16).reshape(5, 30, 40)
+    with served({"volume": from_array(volume, dims=("z", "y", "x"))}) as server:
+        assert np.array_equal(read(server.get("/volume/box")), volume)
+        assert np.array_equal(read(server.get("/volume/box?z=-1&x=3:9&format=raw")), volume[-1, :, 3:9])
+
+
+def test_a_box_as_png_has_the_colours_of_map_tiles() -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (3, 50, 60), np.uint8)
+    photo, heights = from_array(colours, dims=("c", "y", "x")), made()
+    with served({"photo": photo, "heights": heights}) as server:
+        found = read(server.get("/photo/box?y=5:20&x=0:60&format=png"))
+        assert np.array_equal(found[..., :3], colours[:, 5:20].transpose(1, 2, 0))
+        assert np.array_equal(
+            read(server.get("/heights/box?y=0:100&x=7:90&format=png")),
+            read(server.get("/heights/0/0/0.png"))[:100, 7:90],
+        )
+        refused = server.get("/photo/box?y=5:20&x=3&format=png")
+        assert refused.status_code == 422
+        assert "['y', 'x', 'c']" in refused.text
+
+
+def test_what_is_no_box_is_told(world: InfiniteTensor, capfd: pytest.CaptureFixture[str]) -> None:
+    refusals = {
+        "": "y must be a range",
+        "y=0:9": "x must be a range",
+        "y=0:9&x=a": "x=-128:128",
+        "y=0:9&x=0:9&z=3": "['z']",
+        "y=0:9&x=0:9&format=jpg": "npy, raw or png",
+        f"y=0:9&x={2**62}": "2**51",
+        f"y=0:{2**20}&x=0:{2**20}": "ask for less",
+        f"y=0:99999&x={'9' * 30}": "x must be",
+        "y=0:3000&x=0:3000": "this answer needs",
+    }
+    with served(world, settings=Settings(max_windows=15)) as server:
+        for query, reason in refusals.items():
+            for _ in range(2):
+                answer = server.get(f"/world/box?{query}")
+                assert answer.status_code == 422
+                assert reason in answer.text
+                assert reason in answer.headers["x-reason"]
+    # Clients such as zarr show the status only, so that the server says each reason once.
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("world: ")]
+    assert len(said) == len({*said}) == len(refusals)
+
+
+def test_no_name_is_a_random_id(tmp_path: Path) -> None:
+    def heights(ctx: tuple[int, ...]) -> torch.Tensor:
+        return ramp(ctx)
+
+    unnamed = made(f=heights, tensor_id=None)
+    other = made(f=heights, tensor_id=None)
+    with served(unnamed, made(tmp_path / "w.zarr"), {"given": unnamed + 1, "höhe": unnamed}, other) as server:
+        page = server.get("/").text
+        names = re.findall('href="/(.*?)/zarr', page)
+        assert names == ["heights", "world", "given", "h%3DC3%3DB6he", "heights-2"]
+        assert np.array_equal(read(server.get("/given/box?y=0:9&x=0:9")), unnamed[0:9, 0:9] + 1)
+        assert server.get(f"/{unnamed.tensor_id}/0/0/0.png").status_code == 200
+    for wrong in ({"a": 3}, {3: unnamed}, 3):
+        with pytest.raises(ValidationError, match="dicts of names"):
+            app.app_of([wrong], Settings())  # type: ignore[list-item]
+
+
+def test_by_default_many_small_windows_are_computed_and_few_large_ones_are_not() -> None:
+    # As the default chunk of the terrain tutorial needs: 348 windows of 64 x 64 pixels.
+    small = made().map(torch.neg, window=64)
+    large = made().map(torch.neg, window=4096)
+    with served({"small": small, "large": large}) as server:
+        assert server.get("/small/box?y=0:1280&x=0:1280&format=raw").status_code == 200
+        assert server.get("/large/box?y=4000:4200&x=4000:4200&format=raw").status_code == 422
