@@ -811,6 +811,66 @@ tensor_id, version
 
         return crop(self, region)
 
+    def describe(
+        self,
+        *,
+        dims: Sequence[str] | None = None,
+        crs: object = None,
+        transform: Sequence[float] | None = None,
+        nodata: Number | None = None,
+        colours: Mapping[int, str] | None = None,
+        units: str | None = None,
+        attributes: Mapping[str, object] | None = None,
+    ) -> InfiniteTensor:
+        """Say what the pixels of this tensor mean.
+
+        This is stored beside the definition, also of a tensor that has been stored without, and is no part of the
+        definition: ids and stored pixels stay as they are. What is given replaces what was said before. Pictures,
+        files, `to_xarray`, the server and later runs show it. Tensors that are already computed from this one keep
+        what they know.
+
+        Parameters
+        ----------
+        dims : sequence of str, optional
+            The names of the dimensions.
+        crs : optional
+            The coordinate reference system, as rasterio takes it: ``"EPSG:32632"``, a number, WKT or a CRS.
+        transform : affine.Affine or 6 numbers, optional
+            Where pixels lie: ``(a, b, c, d, e, f)`` of x = a * column + b * row + c, y = d * column + e * row + f, for
+            the outer corner of a pixel.
+        nodata : number, optional
+            The value of missing pixels.
+        colours : dict of int to str, optional
+            The names and colours of labels, as in ``{0: "sea #24a", 1: "forest #22aa77"}``.
+        units : str, optional
+            The units of pixels.
+        attributes : dict, optional
+            Any other attributes, with JSON values.
+
+        Returns
+        -------
+        InfiniteTensor
+            The tensor with all this, in the same store and with the same id.
+
+        Raises
+        ------
+        ImportError
+            If rasterio is missing and a `crs` is given.
+        ValidationError
+            If an argument is not valid, or the store is read-only.
+
+        Examples
+        --------
+        >>> labels = noise((None, None), seed=1).map(lambda x: (x > 0.5).byte())
+        >>> colours = {0: "sea #24a", 1: "land #2a7"}
+        >>> labels.describe(dims=("y", "x"), colours=colours).dims
+        ('y', 'x')
+        """
+        # Imported here, because it builds on tensors.
+        from infinite_tensor.describing import describe  # noqa: PLC0415
+
+        return describe(self, dims, crs, transform, nodata, colours, units, attributes)
+
     def or_else(self, other: InfiniteTensor | SupportsAsTensor) -> InfiniteTensor:
         """Return a lazy tensor with the stored pixels of this one, and the pixels of another elsewhere.
 

@@ -24,6 +24,7 @@ LABELS = {
     "infinite_tensor_stores": "zarr, hdf5, S3, blobs",
     "groups": "tensors under names",
     "opening": "from an id, from a pickle",
+    "describing": "what pixels mean",
     "tensor": "InfiniteTensor",
     "construction": "checks a new tensor, and stores it",
     "outputs": "what users declare of an f",

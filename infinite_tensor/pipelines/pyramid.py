@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 from typing import cast
 
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow
@@ -123,7 +124,7 @@ def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> Method:
     It is "mean" for numbers, and "mode" for bool and for labels, such as the results of ``argmax``. Dtypes without
     these get "nearest": uint64, complex dtypes, and labels in a float dtype.
     """
-    labels = labels or _is_argmax(tensor)
+    labels = labels or _are_labels(tensor)
     methods: tuple[Method, ...] = ("mean", "mode", "nearest")
     return next(name for name in methods[labels:] if fits(name, tensor.dtype))
 
@@ -131,14 +132,17 @@ def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> Method:
 def holds_labels(tensor: InfiniteTensor) -> bool:
     """Return whether pixels are known to be labels, whatever their values.
 
-    Known are results of ``argmax``, tensors with stored levels of the method "mode", and such levels.
+    Known are results of ``argmax``, tensors with colours of labels or stored levels of the method "mode", and such
+    levels.
     """
     method = tensor.f.method if isinstance(tensor.f, Coarsening) else None
-    return _is_argmax(tensor) or "mode" in (method, method or _stored_method(tensor))
+    return _are_labels(tensor) or "mode" in (method, method or _stored_method(tensor))
 
 
-def _is_argmax(tensor: InfiniteTensor) -> bool:
-    return tensor.reduce is not None and tensor.reduce.function == "argmax"
+def _are_labels(tensor: InfiniteTensor) -> bool:
+    meaning = node_of(tensor).spec.definition.meaning
+    has_colours = meaning is not None and any(code.called == "colour map" for code in meaning.of(PixelCode))
+    return has_colours or (tensor.reduce is not None and tensor.reduce.function == "argmax")
 
 
 def _stored_method(tensor: InfiniteTensor) -> Method | None:

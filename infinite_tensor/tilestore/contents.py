@@ -144,6 +144,15 @@ class Contents:
             self.registry.amend(record, spec.definition)
             return spec.beside(record.spec.definition)
 
+    @store_method
+    def describe(self, spec: TensorSpec) -> TensorSpec:
+        """Give a tensor the dimension names and the meaning of `spec`, in place of those that it has."""
+        self.check_writable("describe a tensor in")
+        with self.lock:
+            self.check_open()
+            self.registry.describe(self.registry.record_of(spec), spec.definition)
+        return spec
+
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
         """Return `spec` with the tile size given for the tensor or the store.
 

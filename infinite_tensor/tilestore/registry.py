@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -163,14 +163,22 @@ class Registry:
             if self._stores:
                 self._store_amended(tensor_id, given)
 
-    def _store_amended(self, tensor_id: str, given: Definition) -> None:
+    def describe(self, record: Record, given: Definition) -> None:
+        """Store the names of dimensions and the metadata of `given`, in place of those of a stored tensor."""
+        record.spec = replace(record.spec, definition=_described(record.spec.definition, given))
+        if self._stores:
+            self._store_amended(record.spec.tensor_id, given, _described)
+
+    def _store_amended(
+        self, tensor_id: str, given: Definition, amend: Callable[[Definition, Definition], Definition] = amended
+    ) -> None:
         # More than once, because another process may have replaced the definition meanwhile.
         for _ in range(_TRIES):
             stored = self._documents.tensor(tensor_id)
             if stored is None or not same(stored.definition, given):
                 # The tensor was cleared meanwhile.
                 return
-            now = amended(stored.definition, given).to_json()
+            now = amend(stored.definition, given).to_json()
             fields: dict[str, Any] = {name: now[name] for name in ("dims", "meaning") if name in now}
             if fields == {name: stored.fields[name] for name in fields if name in stored.fields}:
                 return
@@ -258,6 +266,10 @@ class Registry:
         lines = with_reasons(differences(before, now), found.definition, spec.definition)
         if lines:
             raise mismatch(spec.tensor_id, lines, self._storage, changed_args(found.definition, spec.definition))
+
+
+def _described(stored: Definition, given: Definition) -> Definition:
+    return replace(stored, dims=given.dims, meaning=given.meaning)
 
 
 def _as_stored(spec: TensorSpec, stored: Definition) -> TensorSpec:

@@ -5,11 +5,13 @@ Labels are coloured by a palette, and other numbers by a scale. Three channels a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from infinite_tensor.values.meaning import Meaning, PixelCode
 
 Array = npt.NDArray[Any]
 
@@ -19,6 +21,44 @@ PALETTE = bytes.fromhex(
     "1f77b4aec7e8ff7f0effbb782ca02c98df8ad62728ff98969467bdc5b0d58c564bc49c94e377c2f7b6d27f7f7fc7c7c7bcbd22dbdb8d17becf9edae5"
 )
 """The red, green and blue of each label, from matplotlib's colour map tab20."""
+_MOST_GIVEN = 2**12
+_UNKNOWN = 128
+"""Grey for labels without a colour."""
+
+
+class Labels(NamedTuple):
+    """The colours and the names of labels.
+
+    Attributes
+    ----------
+    colours : numpy.ndarray of uint8
+        The red, green and blue of each label, of shape (N, 3).
+    names : mapping of int to str
+        The names of labels that have one.
+    is_given : bool
+        Whether the tensor has these colours, so that all its pixels are labels.
+    """
+
+    colours: Array
+    names: Mapping[int, str]
+    is_given: bool
+
+    @classmethod
+    def of(cls, meaning: Meaning | None) -> Labels:
+        """Return the labels of a tensor: its own, from `describe` or a raster with a palette, or those of tab20."""
+        codes = {} if meaning is None else {code.called: code.value for code in meaning.of(PixelCode)}
+        entries = [entry for entry in codes.get("colour map", ()) if 0 <= entry[0] < _MOST_GIVEN]
+        if not entries:
+            return cls(np.frombuffer(PALETTE, np.uint8).reshape(-1, 3), {}, is_given=False)
+        colours = np.full((max(entry[0] for entry in entries) + 1, 3), _UNKNOWN, np.uint8)
+        for value, *colour in entries:
+            colours[value] = colour[:3]
+        names = [each.replace("_", " ") for each in str(codes.get("flag_meanings", "")).split()]
+        return cls(colours, dict(zip(codes.get("flag_values", ()), names, strict=False)), is_given=True)
+
+    def fit(self, values: Array) -> bool:
+        """Whether pixels are labels."""
+        return self.is_given or are_labels(values)
 
 
 def magnitudes(values: Array) -> Array:

@@ -28,7 +28,7 @@ from infinite_tensor.support.stopping import end_if_unwanted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import AxisBlocks, Coarsening, coarse
 from infinite_tensor.values.meaning import nodata_of
-from infinite_tensor.views.colours import Array, are_labels, magnitudes, range_of
+from infinite_tensor.views.colours import Array, Labels, magnitudes, range_of
 from infinite_tensor.views.frame import as_numpy, numpy_dtype
 from infinite_tensor.views.plane import COLOURS, Box, Plane, Tile, finer
 
@@ -99,6 +99,8 @@ class Painter:
         The tensor, and its levels.
     labels : bool
         Whether all values so far are labels, as `InfiniteTensor.show` defines them.
+    colours : Labels
+        Their colours and names.
     """
 
     def __init__(self, tensor: InfiniteTensor, levels: Sequence[InfiniteTensor] | None = None) -> None:
@@ -111,7 +113,8 @@ class Painter:
         # A dtype with NaN and exact values, except for large 64-bit integers.
         single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
         self._dtype = np.dtype(np.float32 if single else np.float64)
-        self.labels = dtype.kind in "iu"
+        self.colours = Labels.of(node_of(tensor).spec.definition.meaning)
+        self.labels = dtype.kind in "iu" or self.colours.is_given
         self._holds_labels = holds_labels(tensor)
 
     def window(self, plane: Plane) -> int:
@@ -303,7 +306,7 @@ class Painter:
         """Return values as floats with NaN for missing pixels, and a mask of missing pixels."""
         if missing.all():
             return np.full(values.shape, np.nan, self._dtype), missing
-        self.labels = self.labels and are_labels(values[~missing] if missing.any() else values)
+        self.labels = self.labels and self.colours.fit(values[~missing] if missing.any() else values)
         found = values.astype(self._dtype)
         found[missing] = np.nan
         return found, missing

@@ -25,7 +25,7 @@ from infinite_tensor.support.tables import code, count_of, facts, note, panel, s
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import names_of
 from infinite_tensor.values.dtypes import dtype_name
-from infinite_tensor.views.colours import MOST_LABELS, are_labels
+from infinite_tensor.views.colours import MOST_LABELS, Labels
 from infinite_tensor.views.frame import step_of
 from infinite_tensor.views.plane import COLOURS, Plane, read
 
@@ -38,8 +38,6 @@ _HALF = 256
 _SCREEN = 2**20
 """Approximate number of pixels of a picture on a screen."""
 _MOST_PIXELS = 2**24
-_OF_LABELS = {"cmap": "tab20", "vmin": -0.5, "vmax": MOST_LABELS - 0.5, "interpolation": "nearest"}
-"""Options of ``imshow`` for labels in separate colours."""
 _BLANK = "0.85"
 """Grey of missing pixels."""
 
@@ -139,8 +137,9 @@ def draw(
         ax.plot(np.array(places[0]), values, **options)
         ax.set_xlabel(names[0], parse_math=False)
     else:
-        labelled = values.ndim == 2 and are_labels(values) and not options.keys() & {"cmap", "norm"}
-        _draw_image(ax, values, places, _OF_LABELS | options if labelled else options, labelled=labelled)
+        labels = Labels.of(node_of(tensor).spec.definition.meaning)
+        labelled = values.ndim == 2 and labels.fit(values) and not options.keys() & {"cmap", "norm"}
+        _draw_image(ax, values, places, options, labels if labelled else None)
         ax.set_ylabel(names[0], parse_math=False)
         ax.set_xlabel(names[1], parse_math=False)
     at = [f"{tensor.dims[d]}={selection.start[d]}" for d in selection.squeezed]
@@ -210,17 +209,24 @@ def _draw_image(
     values: npt.NDArray[Any],
     places: Sequence[range],
     options: dict[str, Any],
-    *,
-    labelled: bool,
+    labels: Labels | None,
 ) -> None:
     # The square of a pixel reaches half a pixel around its coordinates.
     (top, bottom), (left, right) = ((at[0] - at.step / 2, at[-1] + at.step / 2) for at in places)
+    if labels is not None:
+        from matplotlib.colors import ListedColormap  # noqa: PLC0415  (an extra)
+
+        colours: Any = ListedColormap(labels.colours / 255) if labels.is_given else "tab20"
+        most = len(labels.colours) - 0.5
+        options = {"cmap": colours, "vmin": -0.5, "vmax": most, "interpolation": "nearest", **options}
     image = ax.imshow(values, **{"extent": (left, right, bottom, top), "origin": "upper", **options})
     ax.set_facecolor(_BLANK)
     if values.ndim == 2 and ax.figure is not None:
         # Make the bar as high as the picture, for any shape.
         bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)))
-        if labelled and np.ma.count(values):
-            labels = range(int(values.max()) + 1)
-            bar.set_ticks(labels)
-            bar.ax.set_ylim(-0.5, len(labels) - 0.5)
+        if labels is not None and labels.names:
+            bar.set_ticks([*labels.names], labels=[*labels.names.values()])
+        elif labels is not None and np.ma.count(values):
+            ticks = range(min(int(values.max()) + 1, len(labels.colours)))
+            bar.set_ticks(ticks if len(ticks) <= MOST_LABELS else ())
+            bar.ax.set_ylim(-0.5, len(ticks) - 0.5)

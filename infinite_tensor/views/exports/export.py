@@ -84,7 +84,7 @@ _FORMS = {
     "png": _Form(check_png, opened_png, unsaid_by_png, _OF_GDAL),
     "tiff": _Form(check_tiff, opened_tiff, unsaid_by_tiff, _OF_GDAL),
 }
-_LABELS = _FORMS["png"]._replace(check=check_labels_png, opened=partial(opened_png, palette=True))
+_LABELS = _Form(check_labels_png, partial(opened_png, palette=True), partial(unsaid_by_png, palette=True), _OF_GDAL)
 """A PNG with a palette."""
 _ZARR: Final = "zarr"
 Format: TypeAlias = Literal["zarr", "npy", "png", "tiff"]

@@ -34,7 +34,7 @@ from infinite_tensor.values.meaning import (
     crs_of,
     nodata_in,
 )
-from infinite_tensor.views.colours import PALETTE, are_labels
+from infinite_tensor.views.colours import Labels, are_labels
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 
 _MODES = ((1, "uint8"), (1, "uint16"), (3, "uint8"), (4, "uint8"))
@@ -120,22 +120,24 @@ def opened_png(cutout: Cutout, path: Path, *, palette: bool = False) -> Iterator
     yield Sink(cutout.frame.tile, image.__setitem__)
     if cutout.channels is not None:
         image = np.moveaxis(image, cutout.channels, -1)
-    colours = _RGBA[: image.shape[-1]]
-    if cutout.colours and sorted(cutout.colours) == sorted(colours):
-        image = image[..., [*map(cutout.colours.index, colours)]]
+    channels = _RGBA[: image.shape[-1]]
+    if cutout.colours and sorted(cutout.colours) == sorted(channels):
+        image = image[..., [*map(cutout.colours.index, channels)]]
     if image.shape[-1] == 1 and image.ndim == 3:
         image = image[..., 0]
     file = _image().fromarray(np.ascontiguousarray(image))
     options = {}
     if palette:
-        file.putpalette((PALETTE * 256)[: 3 * 256])
+        colours = Labels.of(cutout.meaning).colours[:256]
+        file.putpalette((colours.tobytes() * 256)[: 3 * 256])
         options = {} if cutout.nodata is None else {"transparency": cutout.nodata}
     file.save(path, "PNG", **options)
 
 
-def unsaid_by_png(cutout: Cutout) -> list[str]:
+def unsaid_by_png(cutout: Cutout, *, palette: bool = False) -> list[str]:
     """List the codes of pixels left out of a PNG. Nobody expects a place in a PNG."""
-    return [*cutout.meaning.lost, *[label for code in cutout.meaning.of(PixelCode) for label in code.labels]]
+    codes = [code for code in cutout.meaning.of(PixelCode) if not (palette and code.called == "colour map")]
+    return [*cutout.meaning.lost, *[label for code in codes for label in code.labels]]
 
 
 def _image() -> Any:

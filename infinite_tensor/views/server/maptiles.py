@@ -16,10 +16,8 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.colours import (
-    MOST_LABELS,
-    PALETTE,
     Array,
-    are_labels,
+    Labels,
     full_range,
     magnitudes,
     range_of,
@@ -77,21 +75,25 @@ class Colours:
         ``"rgb"`` for three channels, ``"labels"``, or ``"range"``.
     ends : pair of float
         The ends of the range; for labels, the smallest and the largest label seen.
+    labels : Labels
+        The colours of labels.
     """
 
     kind: str
     ends: tuple[float, float]
+    labels: Labels
 
     @classmethod
-    def of(cls, parts: Sequence[Array], low: float | None, high: float | None, *, rgb: bool) -> Self:
+    def of(cls, parts: Sequence[Array], low: float | None, high: float | None, labels: Labels, *, rgb: bool) -> Self:
         """Choose colours for some pixels.
 
         `low` and `high` are the ends of the range, or None to choose them by the pixels.
         """
-        if not rgb and low is None and high is None and all(map(are_labels, parts)):
-            return cls("labels", range_of(parts) or (0, 1))
+        if not rgb and low is None and high is None and all(map(labels.fit, parts)):
+            return cls("labels", range_of(parts) or (0, 1), labels)
         found = full_range(parts[0].dtype, rgb=rgb) or range_of(map(magnitudes, parts)) or (0, 1)
-        return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
+        ends = found[0] if low is None else low, found[1] if high is None else high
+        return cls("rgb" if rgb else "range", ends, labels)
 
     def png(self, values: Array, missing: Array, size: tuple[int, ...] = (SIDE, SIDE)) -> bytes:
         """Return a picture as PNG, by default a map tile.
@@ -124,13 +126,16 @@ class Colours:
         return written.getvalue()
 
     def _places(self, values: Array) -> Array:
-        places = np.nan_to_num(values) if self.kind == "labels" else scaled(values, self.ends, _HATCH - 1)
-        return np.where(np.isnan(values), _CLEAR, places).astype(np.uint8)
+        if self.kind == "labels":
+            known = (values >= 0) & (values < min(len(self.labels.colours), _HATCH))
+            return np.where(known, np.nan_to_num(values), _CLEAR).astype(np.uint8)
+        return np.where(np.isnan(values), _CLEAR, scaled(values, self.ends, _HATCH - 1)).astype(np.uint8)
 
     def _palette(self) -> Array:
         palette = np.zeros((256, 4), np.uint8)
         if self.kind == "labels":
-            palette[:MOST_LABELS] = np.insert(np.frombuffer(PALETTE, np.uint8).reshape(-1, 3), 3, 255, axis=1)
+            colours = self.labels.colours[:_HATCH]
+            palette[: len(colours)] = np.insert(colours, 3, 255, axis=1)
         else:
             palette[:_HATCH] = mpl.colormaps["viridis"](np.linspace(0, 1, _HATCH), bytes=True)
         palette[_HATCH] = _GREY

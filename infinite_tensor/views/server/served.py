@@ -32,7 +32,7 @@ from infinite_tensor.support.tables import plain
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.coarse import Coarsening
-from infinite_tensor.views.colours import Array
+from infinite_tensor.views.colours import Array, Labels
 from infinite_tensor.views.face import FaceStore, store_of_levels
 from infinite_tensor.views.frame import Frame, as_numpy, numpy_dtype
 from infinite_tensor.views.metadata import array_name_of
@@ -280,9 +280,13 @@ class _Content:
         return Plane.of(self.tensor.shape, self.tensor.dims)
 
     @cached_property
+    def _labels(self) -> Labels:
+        return Labels.of(node_of(self.tensor).spec.definition.meaning)
+
+    @cached_property
     def _drawing(self) -> tuple[Painter, Colours]:
         pixels, is_rgb = samples(self.tensor, self._plane, self._sample), self._plane.colours is not None
-        return self._drawing_in(Colours.of(pixels, self._settings.low, self._settings.high, rgb=is_rgb))
+        return self._drawing_in(Colours.of(pixels, self._settings.low, self._settings.high, self._labels, rgb=is_rgb))
 
     def _sample(self, region: Any) -> Array | None:
         try:
@@ -342,7 +346,7 @@ class _Content:
                 if self._drawing[-1] is colours:
                     values = [*picture.values[np.isfinite(picture.values)], *colours.ends]
                     parts = [np.array(values, numpy_dtype(self.tensor.dtype))]
-                    vars(self)["_drawing"] = self._drawing_in(Colours.of(parts, None, None, rgb=False))
+                    vars(self)["_drawing"] = self._drawing_in(Colours.of(parts, None, None, self._labels, rgb=False))
             return self._drawn_anew(plane, tile, compute=compute)
         return answered(colours.png(picture.values, picture.missing), "image/png", passing=picture.state == "partial")
 

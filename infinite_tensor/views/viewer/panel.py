@@ -37,7 +37,7 @@ from bokeh.models import (
     Title,
     UIElement,
 )
-from bokeh.palettes import Category20_20, Viridis256
+from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
 from infinite_tensor.engine.chain import node_of
@@ -402,10 +402,14 @@ class Panel:
         if self._painter.labels != self._labelled:
             # Only on a change, because each update of a model makes Bokeh check all models.
             self._labelled = self._painter.labels
-            self._mapper.palette = Category20_20 if self._labelled else Viridis256
-            self._bar.ticker = FixedTicker(ticks=list(range(MOST_LABELS))) if self._labelled else BasicTicker()
+            labels = self._painter.colours
+            colours = [f"#{bytes(each).hex()}" for each in labels.colours]
+            self._mapper.palette = colours if self._labelled else Viridis256
+            ticks = [*labels.names] or list(range(min(len(colours), MOST_LABELS)))
+            self._bar.ticker = FixedTicker(ticks=ticks) if self._labelled else BasicTicker()
+            self._bar.major_label_overrides = dict(labels.names) if self._labelled else {}
         if self._labelled:
-            self._mapper.update(low=-0.5, high=MOST_LABELS - 0.5)
+            self._mapper.update(low=-0.5, high=len(self._painter.colours.colours) - 0.5)
             return
         if self._hold.active:
             return

@@ -431,10 +431,12 @@ def test_colours_and_labels_are_shown_beside_each_other(opened: Callable[..., Pa
     photograph[0] = 200
     labels = torch.zeros(300, 400, dtype=torch.int64)
     labels[:, 200:] = 1
-    page = opened(from_array(photograph, dims=("c", "y", "x")), from_array(labels, dims=("y", "x")))
+    plain = from_array(labels, dims=("y", "x"))
+    described = plain.describe(colours={0: "sea #112244", 1: "land #44cc22"})
+    page = opened(from_array(photograph, dims=("c", "y", "x")), plain, described)
     page.settle()
     colours = {tuple(colour) for colour in page.picture().reshape(-1, 3).tolist()}
-    assert {(200, 0, 0), (31, 119, 180), (174, 199, 232)} <= colours
+    assert {(200, 0, 0), (31, 119, 180), (174, 199, 232), (17, 34, 68), (68, 204, 34)} <= colours
 
 
 @pytest.mark.slow
