@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -98,17 +98,17 @@ def _largest_unit(node: Node) -> int:
 def read_together(
     requests: Sequence[tuple[Node, Sequence[Selection]]],
     workers: int | None = None,
-    work: Counter[Node] | None = None,
+    within: Views | None = None,
 ) -> list[list[torch.Tensor]]:
     """Read selections of several tensors with one plan.
 
     Return the selected pixels of each request. A window needed by several selections is computed only once, even if the
-    caches of the stores drop the window.
+    caches of the stores drop the window. A read `within` another one adds what it computes to the work of that one.
     """
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be used outside of it.
         with torch.inference_mode(mode=False):
-            return read_together(requests, workers, work)
+            return read_together(requests, workers, within)
     while True:
         read, absent = [], []
         for node, wanted in requests:
@@ -127,14 +127,14 @@ def read_together(
                 absent.append((node, spec, missing))
         if absent:
             with store_call(*[node.contents for node, _, _ in absent], CLAIMS):
-                if not _compute(absent, workers, work):
+                if not _compute(absent, workers, within):
                     continue
         return [[selection.pick(out) for selection, out in parts] for parts in read]
 
 
-def _read_anew(node: Node, start: Sequence[int], stop: Sequence[int], work: Counter[Node]) -> torch.Tensor:
+def _read_anew(node: Node, start: Sequence[int], stop: Sequence[int], within: Views) -> torch.Tensor:
     selection = Selection(tuple(start), tuple(stop), (1,) * len(stop), ())
-    return read_together([(node, [selection])], work=work)[0][0]
+    return read_together([(node, [selection])], within.workers, within)[0][0]
 
 
 def open_views(
@@ -235,13 +235,13 @@ def _written(node: Node, parts: Sequence[tuple[Selection, torch.Tensor]], worker
     return True
 
 
-def _compute(requests: Sequence[_Request], workers: int | None, work: Counter[Node] | None) -> bool:
-    """Compute and read the requests. Add to `work`, if it is given, what is computed; see `Reader`.
+def _compute(requests: Sequence[_Request], workers: int | None, within: Views | None) -> bool:
+    """Compute and read the requests, perhaps `within` another read.
 
     Return False if a tensor was moved to another dtype or device meanwhile. Then everything must be read again.
     """
     nodes = resolved([node for node, _, _ in requests])
-    with open_views(workers) as views:
+    with open_views(workers, None if within is None else within.notice) as views:
         for node, (given, spec, own) in zip(nodes, requests, strict=True):
             if node.computation.formula is not None:
                 settle(node, (list(own[0][0].start), list(own[0][0].stop)), views)
@@ -261,10 +261,10 @@ def _compute(requests: Sequence[_Request], workers: int | None, work: Counter[No
         except Exception:
             if not views.moved:
                 raise
-        if work is None:
+        if within is None:
             _warn_of_waste(every, views.work)
         else:
-            work.update(views.work)
+            within.work.update(views.work)
         return not views.moved
 
 

@@ -82,7 +82,7 @@ def _pixels_of_args(
     for boxes in needed:
         for node in boxes.keys() - {*formulas}:
             for start, stop in boxes[node]:
-                read = views.read_anew(node, start, stop, views.work)
+                read = views.read_anew(node, start, stop, views)
                 found.setdefault(node, PixelBoxes([])).boxes.append((start, read))
     return found
 

@@ -23,7 +23,7 @@ from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.values.spec import TensorSpec
 
 T = TypeVar("T")
-ReadAnew: TypeAlias = Callable[[Node, Sequence[int], Sequence[int], Counter[Node]], torch.Tensor]
+ReadAnew: TypeAlias = "Callable[[Node, Sequence[int], Sequence[int], Views], torch.Tensor]"
 
 
 class Dropping:
@@ -71,8 +71,8 @@ class Views:
     Parameters
     ----------
     read_anew : callable
-        ``read_anew(node, start, stop, work)`` returns the pixels ``[start, stop)``, by a read of its own, and adds what
-        it computes to `work`.
+        ``read_anew(node, start, stop, views)`` returns the pixels ``[start, stop)``, by a read of its own. What it
+        computes is counted as if it were of the read of these `views`.
     workers : int or None
         The number of threads that run ``f``; None for the `workers` of each tensor's store.
     notice : callable or None
@@ -170,4 +170,4 @@ class ReadingAnew:
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on."""
         stop = [a + n for a, n in zip(start, out.shape, strict=True)]
-        out.copy_(self._views.read_anew(self._node, start, stop, self._views.work))
+        out.copy_(self._views.read_anew(self._node, start, stop, self._views))

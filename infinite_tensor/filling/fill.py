@@ -6,7 +6,7 @@ import itertools
 import operator
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ from infinite_tensor.filling.progress import FillReport, Reporting, Tally, Tenso
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import BoxUnion, windows_over
+from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.given import MemoryTooSmallError, quoted, whole_mebibytes, word
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import bytes_of
@@ -260,8 +261,8 @@ def is_filled(request: Request) -> bool:
     target = _to_fill(node_of(request.tensor), request)
     if target is None:
         return True
-    formulas, _ = formulas_of([target.node])
-    needed = spread(formulas, {target.node: NumberedRegions.alone(*target.all_regions)})
+    formulas, _ = formulas_of([target.node], everything=True)
+    needed = spread(formulas, {target.node: NumberedRegions.alone(*target.all_regions)}, everything=True)
     for node, boxes in needed.items():
         if node.computation.is_direct or not len(boxes.starts):
             continue
@@ -387,7 +388,23 @@ def _fill(
     with store_call(*stores, CLAIMS), open_views(workers, tally.count, tiles) as views:
         for node, regions in rest.items():
             settle(node, (regions.starts[0].tolist(), regions.stops[0].tolist()), views)
-        run_steps(rest, steps, views, lambda number: tally.pass_parts(sizes[number]))
+        asked = {number: part for node, regions in rest.items() for number, part in _asked(node, regions)}
+
+        def ready(number: int) -> None:
+            if number in asked:
+                node, start, shape = asked[number]
+                views.of(node).read(start, new_block(shape, node.spec.dtype, node.spec.device))
+            tally.pass_parts(sizes[number])
+
+        run_steps(rest, steps, views, ready)
+
+
+def _asked(node: Node, regions: NumberedRegions) -> Iterator[tuple[int, tuple[Node, list[int], tuple[int, ...]]]]:
+    """Yield the regions of a formula that must be read to compute what it asks for, each with its number."""
+    if any(each.computation.asks for each in formulas_of([node])[0]):
+        shapes = map(tuple, (regions.stops - regions.starts).tolist())
+        for number, start, shape in zip(regions.numbers.tolist(), regions.starts.tolist(), shapes, strict=True):
+            yield number, (node, start, shape)
 
 
 def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:

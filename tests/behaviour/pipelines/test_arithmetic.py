@@ -175,6 +175,29 @@ def test_what_is_not_chosen_is_not_computed() -> None:
     assert calls_of(left).most_common(1)[0][1] == 1
 
 
+def test_a_fill_computes_what_is_chosen_and_counts_it() -> None:
+    mask = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+    mask[:, 4 - LOW :] = True
+    sources = unbounded(mask), unbounded(numbers(1, (SIDE, SIDE))), unbounded(numbers(2, (SIDE, SIDE)))
+    condition, left, right = sources
+    chosen = where(condition, right, left + 1)
+    for filled in (chosen, chosen.map(torch.clone, window=4, store=MemoryTileStore())):
+        for each in sources:
+            each.clear_cache()
+            calls_of(each).clear()
+        plan = filled.plan(sl[0:8, 0:8])
+        report = filled.fill(sl[0:8, 0:8], progress=False)
+        assert [len(calls_of(each)) for each in sources] == [4, 2, 2]
+        assert sum(calls_of(each).total() for each in sources) == 8
+        counted = {each.tensor_id: each.windows for each in report.tensors}
+        assert [counted[each.tensor_id] for each in sources] == [4, 2, 2]
+        # Nobody knows before what is chosen.
+        assert plan.windows >= report.windows
+        before = [calls_of(each).total() for each in sources]
+        assert torch.equal(filled[0:8, 0:8], torch.where(condition[0:8, 0:8], right[0:8, 0:8], left[0:8, 0:8] + 1)[0:8])
+        assert calls_of(condition).total() == before[0]
+
+
 def test_choices_within_choices_read_what_is_chosen() -> None:
     ramp = unbounded(torch.arange(LOW, HIGH).double()[:, None].expand(SIDE, SIDE), 1)
     worlds = [unbounded(numbers(seed, (SIDE, SIDE)), 1) for seed in range(12)]
