@@ -16,6 +16,7 @@ from PIL import Image
 from infinite_tensor import (
     InfiniteTensor,
     MeaningLostWarning,
+    MemoryTileStore,
     TensorWindow,
     TileStore,
     ValidationError,
@@ -151,6 +152,9 @@ def picture(body: bytes) -> np.ndarray[Any, Any]:
 
 def test_the_server_draws_them_and_levels_hold_the_most_frequent_label() -> None:
     t = described(made())
+    region = sl[-8:8, 0:8]
+    levels = t.pyramid(1, store=MemoryTileStore())
+    assert torch.equal(levels[0][region], t.coarsen(2, "mode")[region])
     with served(t) as server:
         for path in ("/zones/0/0/0.png", "/zones/box?y=0:64&x=0:64&format=png"):
             pixels = picture(server.get(path).content)

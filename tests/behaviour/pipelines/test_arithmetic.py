@@ -275,6 +275,8 @@ def test_edits_lie_over_a_world_that_is_computed_where_there_are_none() -> None:
     labels = placed(torch.tensor([[1, 255], [255, 2]], dtype=torch.uint8), (0, 0), 255)
     found = overlay(labels, torch.zeros(1, dtype=torch.uint8), nodata=255)[0:3, 0:3]
     assert found.tolist() == [[1, 0, 0], [0, 2, 0], [0, 0, 0]]
+    # With a nodata value, NaN is missing, too.
+    assert overlay(torch.tensor([-1.0, 2.0, float("nan")]), 5.0, nodata=-1)[...].tolist() == [5, 2, 5]
     calls_of(base).clear()
     overlay(torch.ones(4, 4), base.crop(sl[0:4, 0:4]))[...]
     assert not calls_of(base)
