@@ -12,7 +12,7 @@ from infinite_tensor.construction import Located, arg_definitions
 from infinite_tensor.engine.chain import TensorInStore, node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.batching import Batching
-from infinite_tensor.support.given import array_advice, checked_device, checked_id, quoted
+from infinite_tensor.support.given import array_advice, checked_device, checked_flag, checked_id, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore
@@ -67,7 +67,7 @@ def open_tensor(
             f"{[arg.tensor_id for arg in definition.args]} (None for an arg without a tensor_id); give the tensors as "
             "args=[...]"
         )
-    if f is not None and coordinates:
+    if checked_flag("coordinates", coordinates) and f is not None:
         f = Located(f, [*[arg.window for arg in definition.args], definition.output_window][0])
     found, where = resolved_blend(blend), checked_device(device)
     return _bind(store, tensor_id, stored, f, upstream, found, batch_size, where, reduce)

@@ -28,6 +28,7 @@ from infinite_tensor.refusals import check_finite, example_of, refuse_torch
 from infinite_tensor.support.functions import Formula, RegionWriter
 from infinite_tensor.support.given import (
     array_advice,
+    checked_flag,
     checked_workers,
     members,
     quoted,
@@ -183,7 +184,7 @@ class InfiniteTensor(Operators, Fillable[torch.Tensor]):
     ) -> None:
         batching = Batching.of(batch_size)
         args = _checked_args(args)
-        if coordinates:
+        if checked_flag("coordinates", coordinates):
             check_callable(f)
             f = Located(f, next(iter(members(args_windows) or ()), output_window))
         shared = checked_shared(f, args, args_windows, args_padding, device, tensor_id, version)

@@ -21,10 +21,11 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.functions import Formula
-from infinite_tensor.support.given import array_advice, as_index, members, quoted
+from infinite_tensor.support.given import array_advice, as_index, members, number, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.definition import Number, channels_of
+from infinite_tensor.values.meaning import nodata_in
 
 _SIDES = (4_096, 64, 32, 16)
 """Longest side of a window, in 1, 2, 3, or more dimensions. Nothing is computed in windows, but they are chunks."""
@@ -89,10 +90,10 @@ class _Chosen(_Placed):
         """Compute a region; see `Formula.over`."""
         mask = self._pixels(0, reads, start, size)
         found = torch.empty(*size, dtype=self._dtype, device=mask.device)
-        for number, chosen in enumerate((mask, ~mask), 1):
+        for at, chosen in enumerate((mask, ~mask), 1):
             if chosen.any():
                 box, begin, extent = _box_around(chosen, start)
-                pixels = self._pixels(number, reads, begin, extent).to(self._dtype)
+                pixels = self._pixels(at, reads, begin, extent).to(self._dtype)
                 found[box] = torch.where(chosen[box], pixels, found[box])
         return found
 
@@ -330,6 +331,8 @@ def overlay(edits: object, base: object, nodata: Number | None = None) -> Infini
         nodata = code.value
     if nodata is None and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         raise ValidationError(f"edits of {tensor.dtype} have no nodata value; give nodata=, a value that means missing")
+    if nodata is not None and (number(nodata) is None or nodata_in(nodata, tensor.dtype) is None):
+        raise ValidationError(f"nodata must be a number that {tensor.dtype} can hold, got {quoted(nodata)}")
     is_number = nodata is not None and nodata == nodata  # noqa: PLR0124  (NaN is no number)
     missing = tensor == nodata if is_number and nodata is not None else computed(torch.isnan, [tensor])
     if is_number and tensor.dtype.is_floating_point:

@@ -21,7 +21,7 @@ from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.pipelines.networks import CallingNetworks, Company
 from infinite_tensor.pipelines.sliding import Along, leading_of, output_of, paddings_of, sources_of, windows_of
 from infinite_tensor.support.functions import Formula
-from infinite_tensor.support.given import as_index, quoted
+from infinite_tensor.support.given import as_index, checked_flag, quoted
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
@@ -168,7 +168,7 @@ def map_windows(
     leading = leading_of(sources).tensor
     named = any(along.name for along in output)
     overlaps = any(along.stride < along.size for along in output)
-    f = Mapped(fn, output, as_index(batch_size), windows[0] if coordinates else None)
+    f = Mapped(fn, output, as_index(batch_size), windows[0] if checked_flag("coordinates", coordinates) else None)
     f.modes.check()
     plain = store is None and window is None and batch_size is None and not overlaps
     f.is_formula = plain and not f.snapshot.networks

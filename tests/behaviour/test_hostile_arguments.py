@@ -24,9 +24,14 @@ from infinite_tensor import (
     WeightedMean,
     digest,
     open_store,
+    overlay,
+    placed,
     predict,
     sl,
 )
+
+# Inside: torch.cat and torch.stack refuse some arguments themselves.
+from infinite_tensor.pipelines.arithmetic import concatenate, stack
 from tests.support.building import built
 from tests.support.counting import Constant
 
@@ -123,6 +128,27 @@ ARGUMENTS: dict[str, Callable[[Path, InfiniteTensor, Any], object]] = {
     "state": lambda _place, t, value: t.coverage(PLAIN, value),
     "fill_value": lambda _place, t, value: t.stored_only(value),
     "module": lambda _place, _t, value: digest(value),
+    "source of a place": lambda _place, _t, value: placed(value, (0, 0)),
+    "origin of a place": lambda _place, t, value: placed(t, value),
+    "fill of a place": lambda _place, t, value: placed(t, (0, 0), value),
+    "edits": lambda _place, t, value: overlay(value, t),
+    "nodata of edits": lambda _place, t, value: overlay(t, 0.0, nodata=value),
+    "region of a crop": lambda _place, t, value: t.crop(value),
+    "region of a check": lambda _place, t, value: t.map(torch.neg, dims=(0, 1)).check(value),
+    "astype": lambda _place, t, value: t.astype(value),
+    "or_else": lambda _place, t, value: t.or_else(value),
+    "dims of a description": lambda _place, t, value: t.describe(dims=value),
+    "transform": lambda _place, t, value: t.describe(transform=value),
+    "crs": lambda _place, t, value: t.describe(crs=value),
+    "nodata": lambda _place, t, value: t.describe(nodata=value),
+    "colours": lambda _place, t, value: t.describe(colours=value),
+    "a colour": lambda _place, t, value: t.astype(torch.uint8).describe(colours={0: value}),
+    "units": lambda _place, t, value: t.describe(units=value),
+    "attributes": lambda _place, t, value: t.describe(attributes=value),
+    "an attribute": lambda _place, t, value: t.describe(attributes={"a": value}),
+    "overlap": lambda _place, t, value: t.map(torch.neg, dims=(0, 1), overlap=value),
+    "dim of a row": lambda _place, t, value: concatenate([t, t], value),
+    "tensors of a stack": lambda _place, _t, value: stack(value),
 }
 
 
@@ -165,6 +191,9 @@ FLAGS: dict[str, Callable[[InfiniteTensor, Any], object]] = {
     "repair": lambda t, flag: t.tile_store.verify("t", repair=flag),
     "repair in memory": lambda _t, flag: MemoryTileStore().verify("t", repair=flag),
     "discard": lambda t, flag: t.tile_store.close(discard=flag),
+    "coordinates": lambda t, flag: t.map(torch.neg, dims=(0, 1), coordinates=flag),
+    "coordinates of a tensor": lambda _t, flag: InfiniteTensor((4,), torch.ones, TensorWindow((4,)), coordinates=flag),
+    "coordinates of what is opened": lambda t, flag: t.tile_store.open("t", torch.ones, coordinates=flag),
     "lazy": lambda t, flag: t.to_xarray(PLAIN, lazy=flag),
     "persist": lambda _t, flag: VirtualTensor(torch.nn.ReLU(), "v", lambda *_: torch.ones(1), persist=flag),
 }
