@@ -57,6 +57,10 @@ def _unary(fn: Callable[..., Any]) -> Callable[[Any], InfiniteTensor]:
     return method
 
 
+_EQUAL: Callable[[Any, Any], InfiniteTensor] = _binary(operator.eq)
+_UNEQUAL: Callable[[Any, Any], InfiniteTensor] = _binary(operator.ne)
+
+
 class Operators:
     """The operators of an `InfiniteTensor`, which return formulas. The hash is that of the object, as in torch."""
 
@@ -74,11 +78,15 @@ class Operators:
     __xor__, __rxor__ = _binary(operator.xor), _binary(operator.xor, swapped=True)
     __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
     __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
-    __eq__ = _binary(operator.eq)  # type: ignore[assignment]
-    __ne__ = _binary(operator.ne)  # type: ignore[assignment]
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
     __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
     __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> InfiniteTensor:  # type: ignore[override]
+        return _EQUAL(self, other)
+
+    def __ne__(self, other: object) -> InfiniteTensor:  # type: ignore[override]
+        return _UNEQUAL(self, other)
 
 
 def is_comparison(f: object) -> bool:

@@ -24,6 +24,8 @@ from infinite_tensor import (
     map_windows,
     noise,
     open_store,
+    overlay,
+    placed,
     predict,
     sl,
 )
@@ -75,6 +77,15 @@ def tensors(path: Path) -> TensorGroup:
     pixels: list[torch.Tensor] = [pixel for part in world.iter_regions([REGION]) for pixel in part]
     print(torch.stack(pixels).mean(), world.coverage(REGION, "missing").sum())  # noqa: T201
     return TensorGroup({"world": world, "hills": {"rough": rough, "summed": summed}})
+
+
+def lazily(t: InfiniteTensor) -> list[InfiniteTensor]:
+    assert_type(t + 1, InfiniteTensor)
+    assert_type(2 * t > IMAGE, InfiniteTensor)
+    assert_type(t == t, InfiniteTensor)  # noqa: PLR0124  (a lazy tensor)
+    assert_type(placed(IMAGE, (5, -3)).crop(REGION).describe(units="m"), InfiniteTensor)
+    print(t.map(smooth, halo=2, window=64).check(REGION).share)  # noqa: T201
+    return [-t, abs(t), t.astype(torch.float16), overlay(t, 0.0), t.or_else(t)]
 
 
 def groups(group: TensorGroup) -> torch.Tensor:
