@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+# safetensors imports this one at its first save, in the thread of a writer. A Ctrl-C within another import of the main
+# thread may leave Python's import lock held, and the writer would wait for ever.
+import numpy.ctypeslib  # noqa: F401
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
