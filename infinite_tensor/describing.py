@@ -12,7 +12,7 @@ from infinite_tensor.support.given import as_index, members, number, quoted, wor
 from infinite_tensor.tensor import InfiniteTensor, tensors_of
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.definition import channels_of, checked_dims, json_value, names_of
-from infinite_tensor.values.meaning import Attribute, Fact, Georeference, Meaning, PixelCode, nodata_in
+from infinite_tensor.values.meaning import Attribute, Fact, Georeference, Meaning, PixelCode, checked_nodata, nodata_in
 
 _LABEL = re.compile(r"(.*?)\s*#([0-9a-fA-F]{3}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
 
@@ -36,9 +36,7 @@ def describe(
     if crs is not None or transform is not None:
         facts.append(_place(tensor, names_of(names, tensor.ndim), known, crs, transform))
     if nodata is not None:
-        if number(nodata) is None or nodata_in(nodata, tensor.dtype) is None:
-            raise ValidationError(f"nodata must be a number that {tensor.dtype} can hold, got {quoted(nodata)}")
-        facts.append(PixelCode("nodata", number(nodata)))
+        facts.append(PixelCode("nodata", checked_nodata(nodata, tensor.dtype)))
     if colours is not None:
         facts += _labels(tensor, colours)
     given = {} if attributes is None else attributes

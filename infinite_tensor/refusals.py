@@ -56,7 +56,7 @@ def refuse_torch(kind: type[_T]) -> type[_T]:
             f"read a region first, as in {example}, or compute a new tensor by t.map(fn)"
         )
 
-    def arithmetic(self: Any, *_: object) -> None:
+    def lacking(self: Any, *_: object) -> None:
         raise TypeError(
             f"an InfiniteTensor lacks this operator; read a region first, as in {example_of(self)}, or compute a new "
             "tensor by t.map(fn)"
@@ -81,6 +81,6 @@ def refuse_torch(kind: type[_T]) -> type[_T]:
 
     methods = {"torch_function": classmethod(torch_function), "setitem": setitem, "getattr": getattribute}
     changing = dict.fromkeys([f"i{name}" for name in _IN_PLACE], in_place)
-    for name, method in {**dict.fromkeys(_REFUSED, arithmetic), **changing, **methods}.items():
+    for name, method in {**dict.fromkeys(_REFUSED, lacking), **changing, **methods}.items():
         setattr(kind, f"__{name}__", method)
     return kind

@@ -18,17 +18,14 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.stored_only import stored_pixels
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.pipelines.sliding import names_of
+from infinite_tensor.pipelines.sliding import UNSTORED, names_of
 from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.functions import Formula
-from infinite_tensor.support.given import array_advice, as_index, members, number, quoted
+from infinite_tensor.support.given import array_advice, as_index, members, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.definition import Number, channels_of
-from infinite_tensor.values.meaning import nodata_in
-
-_SIDES = (4_096, 64, 32, 16)
-"""Longest side of a window, in 1, 2, 3, or more dimensions. Nothing is computed in windows, but they are chunks."""
+from infinite_tensor.values.meaning import checked_nodata
 
 _Read: TypeAlias = Callable[[Sequence[int], Sequence[int]], torch.Tensor]
 _Places: TypeAlias = tuple[int | None, ...]
@@ -331,8 +328,8 @@ def overlay(edits: object, base: object, nodata: Number | None = None) -> Infini
         nodata = code.value
     if nodata is None and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         raise ValidationError(f"edits of {tensor.dtype} have no nodata value; give nodata=, a value that means missing")
-    if nodata is not None and (number(nodata) is None or nodata_in(nodata, tensor.dtype) is None):
-        raise ValidationError(f"nodata must be a number that {tensor.dtype} can hold, got {quoted(nodata)}")
+    if nodata is not None:
+        checked_nodata(nodata, tensor.dtype)
     is_number = nodata is not None and nodata == nodata  # noqa: PLR0124  (NaN is no number)
     missing = tensor == nodata if is_number and nodata is not None else computed(torch.isnan, [tensor])
     if is_number and tensor.dtype.is_floating_point:
@@ -437,7 +434,8 @@ def _made(
     padding: object = "edge",
 ) -> InfiniteTensor:
     """Create a formula, with windows that lie over the same pixels of all args, apart from `offsets`."""
-    longest = _SIDES[min(len(shape), len(_SIDES)) - 1]
+    # Nothing is computed in windows, but they are chunks.
+    longest = UNSTORED[min(len(shape), len(UNSTORED)) - 1]
     sides = [longest if extent is None else max(1, min(longest, extent)) for extent in shape]
     windows = []
     for at, follow in enumerate(follows):

@@ -22,7 +22,7 @@ from infinite_tensor.values.definition import channels_of
 
 _STORED = (65_536, 256, 64, 16)
 """Longest side of a window with a small halo, in 1, 2, 3, or more dimensions."""
-_UNSTORED = (4_096, 64, 32, 16)
+UNSTORED = (4_096, 64, 32, 16)
 """The same where nothing is stored for later runs: small reads then compute little around them."""
 _LONGEST = (65_536, 256, 32, 16)
 """Longest side where nothing is stored, with a large halo."""
@@ -486,7 +486,7 @@ def _default_sides(sources: Sequence[Sliding], *, stored: bool) -> list[int]:
     longest = math.inf if stored else _LONGEST[at]
     finer = [max(Fraction(1), scale) for scale in first.scale]
     # The limits hold for the input and for the output.
-    sides = [-(-(_STORED if stored else _UNSTORED)[at] // scale) for scale in finer]
+    sides = [-(-(_STORED if stored else UNSTORED)[at] // scale) for scale in finer]
     least = [
         max(_least(source.before[own], source.scale[own]) for source, own in _along(sources, j)) / scale
         for j, scale in enumerate(first.scale)

@@ -23,7 +23,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape, TensorWindow, followed
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import number, quoted
 from infinite_tensor.values.definition import Definition, Json, json_value, names_of
 
 MOST_COORDINATES = 2**22
@@ -727,6 +727,14 @@ def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
     return held if dtype.is_floating_point or held == number else None
+
+
+def checked_nodata(given: object, dtype: torch.dtype) -> complex:
+    """Return the nodata value that a user gives for pixels of a dtype. Raise ValidationError if they cannot have it."""
+    value = number(given)
+    if value is None or nodata_in(value, dtype) is None:
+        raise ValidationError(f"nodata must be a number that {dtype} can hold, got {quoted(given)}")
+    return value
 
 
 def nodata_of(definition: Definition) -> PixelCode | None:
