@@ -25,6 +25,8 @@ def board(store: ZarrTileStore, batch_size: int | None = None) -> InfiniteTensor
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    # Stores that other tests have left open write when they are collected.
+    gc.collect()
     caplog.set_level(logging.DEBUG, "infinite_tensor")
     return caplog
 
