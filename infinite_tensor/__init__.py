@@ -23,6 +23,7 @@ from infinite_tensor.support import offered_by
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
     from infinite_tensor.filling import FillOptions, Mask
+    from infinite_tensor.geometry.periodic import Periodic
     from infinite_tensor.geometry.regions import sl
     from infinite_tensor.geometry.window import TensorWindow
     from infinite_tensor.groups import TensorGroup
@@ -64,6 +65,7 @@ __all__ = [
     "OutOfMemoryError",
     "Output",
     "PatchDataset",
+    "Periodic",
     "Reduction",
     "ShapeMismatchError",
     "StoreError",
@@ -100,6 +102,7 @@ _find, _names = offered_by(
         "infinite_tensor.datasets": ["GridDataset", "PatchDataset"],
         "infinite_tensor.filling": ["FillOptions", "Mask"],
         "infinite_tensor.geometry.regions": ["sl"],
+        "infinite_tensor.geometry.periodic": ["Periodic"],
         "infinite_tensor.geometry.window": ["TensorWindow"],
         "infinite_tensor.groups": ["TensorGroup"],
         "infinite_tensor.modules": ["InfiniteBuffer", "VirtualTensor"],

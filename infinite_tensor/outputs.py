@@ -40,7 +40,7 @@ class Output:
     Parameters
     ----------
     shape : tuple of (int or None)
-        The number of pixels in each dimension; None for an infinite dimension.
+        As for `InfiniteTensor`.
     dtype : torch.dtype or str
         Element type, or its name.
     window : TensorWindow

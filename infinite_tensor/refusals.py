@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from infinite_tensor.geometry.periodic import is_endless
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.operators import called
 from infinite_tensor.support.given import members
@@ -25,7 +26,7 @@ _T = TypeVar("_T", bound=_Shaped)
 
 def example_of(t: _Shaped) -> str:
     """Return the code of a read, for messages, such as ``t[:, 0:512]``."""
-    parts = ["0:512" if extent is None or extent > 512 else ":" for extent in t.shape]
+    parts = ["0:512" if n is None or n > 512 else f"0:{n}" if is_endless(n) else ":" for n in t.shape]
     return f"t[{', '.join(parts) if '0:512' in parts else '...'}]"
 
 

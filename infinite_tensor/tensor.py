@@ -20,7 +20,7 @@ from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.batching import Batching
-from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.regions import box_inside, boxes_inside, parse
 from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
 from infinite_tensor.operators import Operators, is_comparison
 from infinite_tensor.outputs import Output
@@ -88,7 +88,8 @@ class InfiniteTensor(Operators, Fillable[torch.Tensor]):
     Parameters
     ----------
     shape : tuple of (int or None)
-        Extent per dimension in pixels; None for an unbounded dimension, which also has negative coordinates.
+        Extent per dimension in pixels; None for an unbounded dimension, which also has negative coordinates, and a
+        `Periodic` for one that goes around.
     f : callable
         ``f(ctx, *regions) -> tensor`` computes one window. `ctx` is the window index, a tuple of ints with one entry
         per dimension; `regions` are the parts of `args` that `args_windows` select. `f` must return a tensor of shape
@@ -131,7 +132,7 @@ class InfiniteTensor(Operators, Fillable[torch.Tensor]):
         The values that `f` gets beyond the ends of an arg's finite dimensions, named as in `numpy.pad`: "edge",
         "reflect", "symmetric", "wrap", or "constant", with 0 or another value. Give one for all args, or a sequence
         with one per arg. The entry of an arg may itself be a sequence with one per dimension, and None for an unbounded
-        dimension. Default: "error": a window that reaches past the end of an arg is an error.
+        or periodic dimension. Default: "error": a window that reaches past the end of an arg is an error.
     version : JSON value, optional
         Anything that identifies what `f` computes: a number, a seed, the `digest` of a network, or a dict of settings.
         It is stored, and compared when the tensor is built again.
@@ -473,8 +474,8 @@ class InfiniteTensor(Operators, Fillable[torch.Tensor]):
         ValidationError
             If `state` is none of the above, or "skipped" without a mask, or the mask does not cover the region.
         """
-        (request,) = self._requests(region, where)
-        return coverage(request, state)
+        box = box_inside(parse(region, self.shape, self._spec.labels), self.shape, "the region of coverage")
+        return coverage(Request(self, box, placed(where, self.dims, box)), state)
 
     def stored_only(self, fill_value: Number | None = None) -> StoredOnly:
         """Return a view of the stored pixels.
@@ -501,7 +502,10 @@ class InfiniteTensor(Operators, Fillable[torch.Tensor]):
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape, self._spec.labels)
-        return [Request(self, selection, placed(where, self.dims, selection))]
+        if where is None:
+            return [Request(self, box) for box in boxes_inside(selection, self.shape)]
+        box = box_inside(selection, self.shape, "a region with a mask")
+        return [Request(self, box, placed(where, self.dims, box))]
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [self]
@@ -811,6 +815,29 @@ tensor_id, version
         from infinite_tensor.pipelines.arithmetic import crop  # noqa: PLC0415
 
         return crop(self, region)
+
+    def periodic(self, *dims: str | int) -> InfiniteTensor:
+        """Return the tensor with dimensions whose ends join, by name or number, as for the raster of a planet.
+
+        The result is lazy, and has a `Periodic` extent along each of `dims`.
+
+        Raises
+        ------
+        ValidationError
+            If an entry is not a finite dimension of this tensor.
+
+        Examples
+        --------
+        >>> row = InfiniteTensor(
+        ...     (4,), lambda ctx: torch.arange(4.0), TensorWindow((4,)), dims=("x",)
+        ... )
+        >>> row.periodic("x")[-2:5]
+        tensor([2., 3., 0., 1., 2., 3., 0.])
+        """
+        # Imported here, because pipelines build on tensors.
+        from infinite_tensor.pipelines.arithmetic import periodic  # noqa: PLC0415
+
+        return periodic(self, dims)
 
     def describe(
         self,

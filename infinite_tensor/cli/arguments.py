@@ -220,7 +220,7 @@ def region_of(tensor: Any, given: Any) -> Any:
     """
     unbounded = [name for name, extent in zip(tensor.dims, tensor.shape, strict=True) if extent is None]
     if given is None and unbounded:
-        example = ",".join("0:512" if extent is None else ":" for extent in tensor.shape)
+        example = ",".join("0:512" if extent is None else f"0:{extent}" for extent in tensor.shape)
         raise click.UsageError(
             f"tensor {tensor.tensor_id!r} is unbounded along {', '.join(unbounded)}: give a region, as in "
             f'--region "{example}"'

@@ -33,7 +33,7 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.returned import named
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, IntArray
-from infinite_tensor.geometry.regions import Selection, SelectionBlocks
+from infinite_tensor.geometry.regions import Selection, SelectionBlocks, boxes_inside, parts_inside
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.interrupts import looking, store_call
 from infinite_tensor.tilestore.access import Tiles
@@ -116,20 +116,26 @@ def read_together(
             if contents.flush_requested:
                 with store_call(contents):
                     contents.flush_if_requested()
-            parts = [(each, new_result(each.size, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
-            read.append(parts)
+            results = [(each, new_result(each.size, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
+            read.append(results)
+            parts = [part for each, out in results if out.numel() for part in _parts(spec, each, out)]
             serve = partial(contents.serve, spec)
             with looking(contents):
-                missing = [
-                    (each, out) for each, out in parts if out.numel() and not all(_filled(node, each, out, serve))
-                ]
+                missing = [(each, out) for each, out in parts if not all(_filled(node, each, out, serve))]
             if missing and not _written(node, missing, workers):
                 absent.append((node, spec, missing))
         if absent:
             with store_call(*[node.contents for node, _, _ in absent], CLAIMS):
                 if not _compute(absent, workers, within):
                     continue
-        return [[selection.pick(out) for selection, out in parts] for parts in read]
+        return [[selection.pick(out) for selection, out in results] for results in read]
+
+
+def _parts(spec: TensorSpec, selection: Selection, out: torch.Tensor) -> list[tuple[Selection, torch.Tensor]]:
+    """Cut a selection and its result at the seams of periodic dimensions."""
+    if not spec.grid.periods:
+        return [(selection, out)]
+    return [(part, out[place]) for part, place in parts_inside(selection, spec.shape)]
 
 
 def _read_anew(node: Node, start: Sequence[int], stop: Sequence[int], within: Views) -> torch.Tensor:
@@ -174,7 +180,9 @@ def cost_of(node: Node, selection: Selection) -> Cost:
     TileAccessError
         If some of these windows belong to a tensor without ``f``.
     """
-    wanted = {node: NumberedRegions.alone(*SelectionBlocks.of(selection, node.spec.grid.window).bounds())}
+    parts = boxes_inside(selection, node.spec.shape)
+    boxes = [SelectionBlocks.of(part, node.spec.grid.window).bounds() for part in parts]
+    wanted = {node: NumberedRegions.alone(*(np.concatenate(sides) for sides in zip(*boxes, strict=True)))}
     needed = _needed(wanted, everything=True)
     pixels = [count_in(boxes) for each, boxes in needed.items() if each.computation.formula is not None]
     with store_call(node.contents, CLAIMS), open_views() as views:
@@ -370,9 +378,11 @@ def stream(node: Node, selections: Iterable[Selection], workers: int | None = No
                 contents.flush_if_requested()
                 if selection is not None:
                     loop = loop or Loop([node], views)
-                    blocks = SelectionBlocks.of(selection, node.spec.grid.window)
-                    loop.add([blocks.bounds()])
-                    waiting.append((selection, blocks.pixels * node.spec.dtype.itemsize))
+                    parts = [part for part, _ in parts_inside(selection, node.spec.shape)]
+                    blocks = [SelectionBlocks.of(part, node.spec.grid.window) for part in parts]
+                    bounds = [each.bounds() for each in blocks]
+                    loop.add([(np.concatenate([a for a, _ in bounds]), np.concatenate([b for _, b in bounds]))])
+                    waiting.append((selection, sum(each.pixels for each in blocks) * node.spec.dtype.itemsize))
                     nbytes += waiting[-1][1]
                 if not waiting or loop is None:
                     continue
@@ -402,10 +412,10 @@ def _computed(
     for _ in ready:
         selection, _ = waiting.popleft()
         out = new_result(selection.size, spec.dtype, spec.device, IN_PARTS)
-        if out.numel():
-            deque(_filled(node, selection, out, access.read), maxlen=0)
+        for part, target in _parts(spec, selection, out) if out.numel() else ():
+            deque(_filled(node, part, target, access.read), maxlen=0)
         results.append(selection.pick(out))
     if results:
-        starts = [selection.start for selection, _ in waiting]
+        starts = [part.start for selection, _ in waiting for part, _ in parts_inside(selection, spec.shape)]
         access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
     return results

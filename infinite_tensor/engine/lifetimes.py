@@ -119,12 +119,23 @@ class Lifetimes:
             first, last = self._reach[node]
             numbers = np.flatnonzero(first[:, 0] < _NOWHERE)
             bounds = node.grid.boxes(first[numbers], last[numbers])
+            if node.grid.around:
+                bounds = self._around(node, *bounds)
             boxes.append(self._spread(numbers, *(bound[:, : computation.coordinates] for bound in bounds)))
         low = reduce(np.minimum, [box[0] for box in boxes])
         high = reduce(np.maximum, [box[1] for box in boxes])
         numbers = np.flatnonzero(low[:, 0] < _NOWHERE)
         whole = self._hulls.isdisjoint(nodes) and all(_is_one((low, high), boxes[0], box) for box in boxes[1:])
         return numbers, low[numbers], high[numbers], whole
+
+    def _around(self, node: Node, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
+        """Return boxes of windows for boxes of places; a box across the end of a periodic dimension has all of them."""
+        for k, count in node.grid.around.items():
+            across = (low[:, k] < 0) | (high[:, k] > count)
+            low[across, k], high[across, k] = 0, count
+            if across.any():
+                self._hulls.add(node)
+        return low, high
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
         """Record the pixels of `node` read by a consumer, as one box of pixels per region.

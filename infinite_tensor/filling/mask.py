@@ -16,9 +16,8 @@ import torch
 from infinite_tensor.engine.chain import Node, chain_of
 from infinite_tensor.engine.lifetimes import Regions
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.points import LARGEST, Index
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index, members, number, quoted
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.arrays import check_unmasked

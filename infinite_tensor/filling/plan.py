@@ -253,13 +253,13 @@ def _add_named(
     missing = node.indices(windows)
     if len(node.computation.tensors) > 1:
         missing = missing[grid.exist(missing)]
-        needed = missing if pixels is None else unique_points(np.concatenate([grid.points(*_joined(pixels)), missing]))
+        needed = missing if pixels is None else unique_points(np.concatenate([grid.windows(*_joined(pixels)), missing]))
     else:
         # An f with a single output is called only for readers of the output.
         assert pixels is not None
-        needed = grid.points(*_joined(pixels))
-    own = _joined(pixels) if pixels else grid.bounds(missing)
-    tiles = layout.grid.points(*own)
+        needed = grid.windows(*_joined(pixels))
+    own = _joined(pixels) if pixels else grid.pixels(missing, missing + 1)
+    tiles = layout.grid.windows(*own)
     first, last = windows_over_tiles(grid, layout, tiles)
     covered = tiles[np.asarray((first < last).all(axis=1))]
     incomplete = sum(tile not in inventory.complete for tile in as_tuples(covered))

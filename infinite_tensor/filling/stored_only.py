@@ -20,7 +20,7 @@ from infinite_tensor.engine.locality import settle
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.filling.readable import Readable
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.regions import Block, Selection, SelectionBlocks, parse
+from infinite_tensor.geometry.regions import Block, Selection, SelectionBlocks, parse, parts_inside
 from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import IN_PARTS, new_block, new_result
 from infinite_tensor.support.interrupts import store_call
@@ -145,21 +145,25 @@ def stored_pixels(
     to False for all others.
     """
     contents = node.contents
-    in_part: Container[Index] = ()
-    if missing is not None and missing.numel():
-        in_part = contents.inventory(node.spec, selection.start, selection.stop).partial
+    parts = parts_inside(selection, node.spec.shape) if all(selection.size) else []
+    in_part: set[Index] = set()
+    for part, _ in parts if missing is not None else ():
+        in_part.update(contents.inventory(node.spec, part.start, part.stop).partial)
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
         while True:
             with open_views() as views:
-                _settle(node, selection, views)
+                for part, _ in parts[:1]:
+                    _settle(node, part, views)
                 access = views.of(node)
                 spec = node.spec
                 out = new_result(selection.size, spec.dtype, spec.device, IN_PARTS)
                 try:
-                    if out.numel():
+                    if parts:
                         out.fill_(pixel_value("fill_value", fill_value, spec.dtype))
-                        _copy(node, access, selection, out, missing, in_part)
+                    for part, place in parts:
+                        lacks = None if missing is None else missing[place]
+                        _copy(node, access, part, out[place], lacks, in_part)
                 except Exception:
                     if not views.moved:
                         raise
@@ -178,7 +182,8 @@ def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tens
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
         with open_views() as views:
-            _settle(node, selections[0], views)
+            if all(selections[0].size):
+                _settle(node, selections[0], views)
             access, spec, layout = views.of(node), node.spec, contents.layout(node.spec)
             tiles = [tuple(map(operator.floordiv, each.start, layout.tile_shape)) for each in selections]
             whole, found = set(access.whole(tiles)), []
@@ -193,7 +198,7 @@ def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tens
 
 def _settle(node: Node, selection: Selection, views: Views) -> None:
     # Other formulas have missing windows, and are not read.
-    if never_lacks(node) and all(selection.size):
+    if never_lacks(node):
         settle(node, ([*selection.start], [*selection.stop]), views)
 
 
@@ -229,9 +234,11 @@ def _copy(
 
 def _lacking(grid: WindowGrid, access: Access, block: Block) -> torch.Tensor:
     starts = np.array([block.start], dtype=np.int64)
-    lows, highs = grid.bounds(access.add(starts, starts + block.shape))
+    missing = access.add(starts, starts + block.shape)
+    lows, highs = grid.pixels(missing, missing + 1)
+    lows, highs = np.maximum(lows - starts, 0), np.maximum(highs - starts, 0)
     lacks = torch.zeros(block.shape, dtype=torch.bool, device="cpu")
-    for low, high in zip(np.maximum(lows - starts, 0).tolist(), (highs - starts).tolist(), strict=True):
+    for low, high in zip(lows.tolist(), highs.tolist(), strict=True):
         lacks[tuple(map(slice, low, high))] = True
     return lacks
 

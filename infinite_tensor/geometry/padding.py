@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from infinite_tensor.geometry.periodic import images_around
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed, starts_of
 from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, readers_of, split
@@ -174,10 +175,7 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
     if mode == "constant":
         return [(np.clip(starts, 0, extent), np.clip(stops, 0, extent))]
     if mode == "wrap":
-        whole = stops - starts >= extent
-        low = np.where(whole, 0, starts % extent)
-        high = np.where(whole, extent, low + stops - starts)
-        return [(low, np.minimum(high, extent)), (np.zeros_like(low), np.maximum(high - extent, 0))]
+        return images_around(starts, stops, extent)
     first, last = _mapped(mode, extent, starts), _mapped(mode, extent, stops - 1)
     low, high = np.minimum(first, last), np.maximum(first, last)
     if mode != "edge":
@@ -191,7 +189,7 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
 def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
     """Return the start and stop of all pixels reached by windows along dimension `d`."""
     k = followed(window)[d]
-    first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
+    first, last = (0, 0) if k is None else tuple(side[k] for side in grid.ends)
     low, high = (i * window.stride[d] + window.offset[d] for i in (first, last))
     return low, high + window.size[d]
 

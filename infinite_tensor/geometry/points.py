@@ -19,6 +19,9 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 UNBOUNDED = 2**62
 """Stands for infinity in interval arithmetic. Sums with it still fit into int64."""
 
+LARGEST = 2**53
+"""The limit of extents, sizes, strides and offsets. All metadata represent such numbers exactly."""
+
 COORDINATE_LIMIT = 2**51
 """Unbounded dimensions have pixels in [-2**51, 2**51). All metadata represent such positions exactly."""
 

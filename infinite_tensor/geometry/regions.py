@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import RegionError
+from infinite_tensor.geometry.periodic import Periodic, boxes_around, is_endless
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index, IntArray
 from infinite_tensor.geometry.window import Shape, TensorWindow, followed
 from infinite_tensor.support.allocation import IN_PARTS, is_lack_of_memory, new_block, out_of_memory
@@ -99,6 +100,53 @@ class Selection(NamedTuple):
         return pixels
 
 
+def parts_inside(selection: Selection, shape: Shape) -> list[tuple[Selection, tuple[slice, ...]]]:
+    """Cut a selection where a periodic dimension begins again.
+
+    Return parts with pixels from 0 to the extent, each with its place among the wanted pixels.
+    """
+    cut = []
+    for pixels, extent in zip(selection.pixels, shape, strict=True):
+        along, first = [], 0
+        while isinstance(extent, Periodic) and first < len(pixels):
+            begin = pixels[first] // extent * extent
+            end = min(len(pixels), (begin + extent - 1 - pixels.start) // pixels.step + 1)
+            along.append((pixels[first] - begin, pixels[end - 1] - begin + 1, slice(first, end)))
+            first = end
+        cut.append(along or [(pixels.start, pixels.stop, slice(None))])
+    parts = []
+    for part in itertools.product(*cut):
+        start, stop, place = zip(*part, strict=True)
+        parts.append((selection._replace(start=start, stop=stop), place))
+    return parts
+
+
+def boxes_inside(selection: Selection, shape: Shape) -> list[Selection]:
+    """Return the box of a selection in boxes with pixels from 0 to the extent of each periodic dimension."""
+    periods = {d: extent for d, extent in enumerate(shape) if isinstance(extent, Periodic)}
+    if not periods or 0 in selection.shape:
+        return [selection]
+    start, stop = (np.array([side], dtype=np.int64) for side in (selection.start, selection.stop))
+    starts, stops = boxes_around(start, stop, periods)
+    boxes = zip(starts.tolist(), stops.tolist(), strict=True)
+    return [selection._replace(start=tuple(a), stop=tuple(b)) for a, b in boxes]
+
+
+def box_inside(selection: Selection, shape: Shape, what: str) -> Selection:
+    """Like `boxes_inside`, where only a single box is possible.
+
+    Raise RegionError for a selection across the seam of a periodic dimension. `what` names it in the message.
+    """
+    boxes = boxes_inside(selection, shape)
+    if len(boxes) > 1:
+        region = ", ".join(f"{a}:{b}" for a, b in zip(selection.start, selection.stop, strict=True))
+        raise RegionError(
+            f"{what} must not lie across the seam of a periodic dimension, got [{region}] of shape {shape}; give one "
+            "region for each side of the seam"
+        )
+    return boxes[0]
+
+
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -110,8 +158,8 @@ def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None)
     Raises
     ------
     RegionError
-        (an IndexError) If an index is of an unsupported kind or out of range, or if a slice over an unbounded dimension
-        lacks a start or a stop.
+        (an IndexError) If an index is of an unsupported kind or out of range, or if a slice over an unbounded or
+        periodic dimension lacks a start or a stop.
     """
     if isinstance(indices, Selection):
         return indices
@@ -124,7 +172,7 @@ def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None)
             start = _coordinate(entry, label, extent)
             stop, step = start + 1, 1
             squeezed.append(d)
-        if extent is None and start < stop and (start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT):
+        if is_endless(extent) and start < stop and (start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT):
             raise RegionError(
                 f"dimension {label}: pixels {quoted(start)}..{quoted(stop - 1)} reach beyond the limit of 2**51: "
                 f"coordinates go from -{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
@@ -143,22 +191,24 @@ def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
     if given > len(shape):
         raise RegionError(f"too many indices: the tensor has {len(shape)} dimensions, got {given} in {_show(indices)}")
     at = ellipses[0] if ellipses else len(indices)
-    return [*indices[:at], *[slice(None)] * (len(shape) - given), *indices[at + 1 :]]
+    whole = [slice(0, n) if isinstance(n, Periodic) else slice(None) for n in shape[at : at + len(shape) - given]]
+    return [*indices[:at], *whole, *indices[at + 1 :]]
 
 
 def _box_of_slice(entry: slice, label: object, extent: int | None) -> tuple[int, int, int]:
-    if extent is None and entry.step is None and type(entry.start) is type(entry.stop) is int:
+    if is_endless(extent) and entry.step is None and type(entry.start) is type(entry.stop) is int:
         # A fast path, because most reads are of this kind.
         return (entry.start, entry.stop, 1) if entry.start < entry.stop else (0, 0, 1)
     start, stop, step = (_slice_part(part, entry, label) for part in (entry.start, entry.stop, entry.step))
     step = 1 if step is None else step
     if step == 0:
         raise RegionError(f"dimension {label}: slice step cannot be zero, got {_show_one(entry)}")
-    if extent is not None:
+    if extent is not None and not isinstance(extent, Periodic):
         pixels = range(*slice(start, stop, step).indices(extent))
     elif start is None or stop is None:
+        kind, example = ("unbounded", 512) if extent is None else ("periodic", extent)
         raise RegionError(
-            f"dimension {label} is unbounded: a slice over it needs a start and a stop, as in 0:512, "
+            f"dimension {label} is {kind}: a slice over it needs a start and a stop, as in 0:{example}, "
             f"got {_show_one(entry)}"
         )
     else:
@@ -183,7 +233,7 @@ def _coordinate(entry: object, label: object, extent: int | None) -> int:
         raise RegionError(
             f"dimension {label}: cannot index with {type(entry).__name__} {quoted(entry)}; {_SUPPORTED}{hint}"
         )
-    if extent is None:
+    if extent is None or is_endless(extent):
         return number
     if not -extent <= number < extent:
         raise RegionError(

@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.periodic import Periodic, boxes_around
 from infinite_tensor.geometry.points import (
     COORDINATE_LIMIT,
+    LARGEST,
     MOST_AT_ONCE,
     UNBOUNDED,
     Index,
@@ -34,10 +36,11 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import as_index, members, quoted, word
 
 Shape: TypeAlias = tuple[int | None, ...]
+"""The extent of each dimension, which may be `Periodic`; None for an unbounded one."""
 
 EdgeName: TypeAlias = Literal["drop", "clip", "all"]
 Edge: TypeAlias = tuple[str, ...]
-"""An entry of `EDGES` for each dimension. Matters for finite dimensions only."""
+"""An entry of `EDGES`, or `WRAP`, for each dimension. Matters for finite dimensions only."""
 
 EDGES = get_args(EdgeName)
 """Rules for windows reaching past a finite dimension.
@@ -46,8 +49,8 @@ EDGES = get_args(EdgeName)
 exists if it touches the tensor. The parts of windows outside of the tensor are discarded.
 """
 
-LARGEST = 2**53
-"""The limit of sizes, strides and offsets. All metadata represent such numbers exactly."""
+WRAP = "wrap"
+"""The edge of a periodic dimension: windows reaching past one end go on at the other."""
 
 MOST_DIMENSIONS = 32
 """The maximum number of dimensions of a window. HDF5 has the same limit, and numpy allows 64."""
@@ -204,7 +207,11 @@ class TensorWindow:
                 f"got {quoted(pixel_slices)}"
             )
         grid = WindowGrid(self, shape, checked_edge(edge, shape))
-        low, high = grid.box([n for n in starts if n is not None], [n for n in stops if n is not None])
+        start, stop = [n for n in starts if n is not None], [n for n in stops if n is not None]
+        if grid.around:
+            boxes = boxes_around(np.array([start]), np.array([stop]), grid.periods)
+            return iter(as_tuples(grid.windows(*boxes)))
+        low, high = grid.box(start, stop)
         return itertools.product(*map(range, low, high))
 
     def padded(self, margin: int | Sequence[int]) -> TensorWindow:
@@ -302,7 +309,8 @@ def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | 
 def checked_edge(edge: object, shape: Shape) -> Edge | None:
     """Return the user's `edge` as a tuple with one entry per dimension.
 
-    The entry of an unbounded dimension is "drop". Return None if all entries are "drop".
+    The entry of an unbounded dimension is "drop", and that of a periodic one `WRAP`. Return None if all entries are
+    "drop".
 
     Raises
     ------
@@ -316,7 +324,12 @@ def checked_edge(edge: object, shape: Shape) -> Edge | None:
             f'edge must be "drop", "clip" or "all", or a sequence with one of these per dimension ({len(shape)}), got '
             f"{quoted(edge)}"
         )
-    known = tuple([entry if entry and n is not None else "drop" for entry, n in zip(entries, shape, strict=True)])
+    known = tuple(
+        [
+            WRAP if isinstance(n, Periodic) else entry if entry and n is not None else "drop"
+            for entry, n in zip(entries, shape, strict=True)
+        ]
+    )
     return None if {*known} == {"drop"} else known
 
 
@@ -428,11 +441,22 @@ def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -
     return int((high - low).prod(axis=1).sum() - shared.prod(axis=1).sum())
 
 
+def _clip(starts: IntArray, stops: IntArray, extents: Mapping[int, int]) -> None:
+    """Clip boxes in place to the extent of each dimension in `extents`."""
+    for d, extent in extents.items():
+        np.maximum(starts[:, d], 0, out=starts[:, d])
+        np.minimum(stops[:, d], extent, out=stops[:, d])
+
+
 class WindowGrid:
     """The windows on a tensor of a given shape.
 
     Boxes of windows are half-open: ``low <= index < high`` for each window coordinate. A coordinate followed by no
     dimension is always 0.
+
+    Along a periodic dimension, a window may lie at two *places*: window 9 of 10 reaches past the end, and covers the
+    first pixels as -1. ``f`` computes windows. Pixels are blended, and tiles are stored, by places. Without periodic
+    dimensions, both are the same.
 
     Parameters
     ----------
@@ -441,10 +465,16 @@ class WindowGrid:
     shape : tuple of (int or None)
         Shape of the tensor.
     edge : tuple of str, optional
-        One of `EDGES` for each dimension. Default: "drop" for all dimensions.
+        One of `EDGES`, or `WRAP`, for each dimension. Default: "drop" for all dimensions.
 
     Attributes
     ----------
+    first, last : list of int
+        The first and the last place, for each window coordinate.
+    periods : dict of int to int
+        The extent of each periodic dimension.
+    around : dict of int to int
+        The number of windows once around, for each window coordinate that a periodic dimension follows.
     dimensions : list of (int or None, int, int, int, int or None)
         For each dimension: the window coordinate, the size, stride and offset of the window, and the extent of the
         tensor.
@@ -459,6 +489,10 @@ class WindowGrid:
         finite = {d: extent for d, extent in enumerate(shape) if extent is not None}
         self._edge = edge or ("drop",) * len(shape)
         self._clipped = {d: extent for d, extent in finite.items() if self._edge[d] != "drop"}
+        self.periods = {d: extent for d, extent in finite.items() if self._edge[d] == WRAP}
+        self.around = {
+            k: extent // window.stride[d] for d, extent in self.periods.items() if (k := self._followed[d]) is not None
+        }
         self.first, self.last = self._extent()
         self._stop = [last + 1 for last in self.last]
 
@@ -490,17 +524,25 @@ class WindowGrid:
         return first, last
 
     def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the starts and stops of the pixels of each window.
+        """Return the starts and stops of the pixels of each place.
 
-        `indices` has shape (N, coordinates), and the results have shape (N, ndim). With the edges "clip" and "all",
-        pixels outside of the tensor are left out.
+        `indices` has shape (N, coordinates), and the results have shape (N, ndim). With other edges than "drop", pixels
+        outside of the tensor are left out.
         """
         starts = starts_of(self.window, indices)
         stops = starts + np.array(self.window.size, dtype=np.int64)
-        for d, extent in self._clipped.items():
-            np.maximum(starts[:, d], 0, out=starts[:, d])
-            np.minimum(stops[:, d], extent, out=stops[:, d])
+        _clip(starts, stops, self._clipped)
         return starts, stops
+
+    def pixels(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the boxes of pixels of N boxes of windows, each of which covers one box without gaps.
+
+        Pixels outside of the tensor are left out. Across the end of a periodic dimension, a box becomes two.
+        """
+        starts = starts_of(self.window, low)
+        stops = starts_of(self.window, high - 1) + np.array(self.window.size, dtype=np.int64)
+        _clip(starts, stops, {d: extent for d, extent in self._clipped.items() if d not in self.periods})
+        return boxes_around(starts, stops, self.periods)
 
     def inside(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
         """Clip the region ``[start, stop)`` to the tensor.
@@ -515,7 +557,7 @@ class WindowGrid:
         return low, high
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the box of all windows intersecting a region of pixels.
+        """Return the box of all places intersecting a region of pixels.
 
         The region is ``[start, stop)``. The result is ``(low, high)``: an intersecting window has an index with
         ``low <= index < high``.
@@ -540,22 +582,53 @@ class WindowGrid:
         return low, np.maximum(low, high)
 
     def indices(self, starts: IntArray, stops: IntArray) -> list[Index]:
-        """Return the windows intersecting any of N regions.
+        """Return the places intersecting any of N regions.
 
-        Each window is returned once. Windows are in lexicographic order.
+        Each place is returned once. They are in lexicographic order.
         """
         if len(starts) == 1:
             low, high = self.box(starts[0].tolist(), stops[0].tolist())
             check_count(math.prod(map(operator.sub, high, low)), MOST_AT_ONCE)
             return list(itertools.product(*map(range, low, high)))
-        return as_tuples(self.points(starts, stops))
-
-    def points(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Like `indices`, as an array with one row for each window."""
-        if len(starts) == 1:
-            return points_of_box(*self.box(starts[0].tolist(), stops[0].tolist()))
         points, _ = points_of_boxes(*self.boxes(starts, stops))
-        return unique_points(points)
+        return as_tuples(unique_points(points))
+
+    def windows(self, starts: IntArray, stops: IntArray) -> IntArray:
+        """Return the windows intersecting any of N regions, in lexicographic order."""
+        if len(starts) == 1:
+            return self.windows_at(points_of_box(*self.box(starts[0].tolist(), stops[0].tolist())))
+        points, _ = points_of_boxes(*self.boxes(starts, stops))
+        return self.windows_at(unique_points(points))
+
+    def windows_at(self, places: IntArray) -> IntArray:
+        """Return the windows that lie at `places`, each once, in lexicographic order."""
+        if not self.around:
+            return places
+        windows = places.copy()
+        for k, count in self.around.items():
+            windows[:, k] %= count
+        return unique_points(windows)
+
+    def places(self, windows: IntArray) -> tuple[IntArray, IntArray | None]:
+        """Return the places of windows, and which of the windows lies at each; None if each lies at one place."""
+        if not self.around:
+            return windows, None
+        places, owner = windows, np.arange(len(windows))
+        for k, count in self.around.items():
+            turns = np.arange((self.first[k] - count + 1) // count, self.last[k] // count + 1) * count
+            at = places[:, k, None] + turns
+            which, turn = np.nonzero((at >= self.first[k]) & (at <= self.last[k]))
+            places, owner = places[which], owner[which]
+            places[:, k] = at[which, turn]
+        return places, owner
+
+    @property
+    def ends(self) -> tuple[list[int], list[int]]:
+        """The first and the last window, for each coordinate."""
+        first, last = list(self.first), list(self.last)
+        for k, count in self.around.items():
+            first[k], last[k] = 0, count - 1
+        return first, last
 
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether windows cover every pixel of a region.
@@ -587,7 +660,8 @@ class WindowGrid:
 
         Windows beyond the pixels that a read can reach count as missing.
         """
-        exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
+        first, last = self.ends
+        exist = np.asarray(((indices >= first) & (indices <= last)).all(axis=1))
         for k, size, stride, offset, _ in self.dimensions:
             if k is not None:
                 # Indices are compared instead of pixels, because products of indices could overflow.

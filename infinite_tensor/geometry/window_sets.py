@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from infinite_tensor.geometry.periodic import boxes_around
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_rows
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, followed, narrow
 
@@ -146,12 +147,14 @@ def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
     start = [-FARTHEST if extent is None else 0 for extent in grid.shape]
     stop = [FARTHEST if extent is None else extent for extent in grid.shape]
     low, high = (np.array([bounds], dtype=np.int64) for bounds in grid.box(start, stop))
+    for k, count in grid.around.items():
+        low[:, k], high[:, k] = 0, count
     return low.repeat(times, axis=0), high.repeat(times, axis=0)
 
 
 def windows_over(grid: WindowGrid, pixels: BoxUnion) -> BoxUnion:
     """Return the windows intersecting any of `pixels`, or the tiles if `grid` is a grid of tiles."""
-    return BoxUnion.of(*grid.boxes(pixels.low, pixels.high))
+    return BoxUnion.of(*boxes_around(*grid.boxes(pixels.low, pixels.high), grid.around))
 
 
 def gapless(window: TensorWindow, windows: BoxUnion) -> bool:
@@ -167,7 +170,7 @@ def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
     pixels in between. If there would be too many boxes, the result has larger boxes, including these pixels.
     """
     windows = split(grid.window, windows)
-    return BoxUnion(grid.bounds(windows.low)[0], grid.bounds(windows.high - 1)[1])
+    return BoxUnion(*grid.pixels(windows.low, windows.high))
 
 
 def _apart(window: TensorWindow) -> list[int]:

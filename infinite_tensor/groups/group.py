@@ -15,7 +15,8 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
-from infinite_tensor.geometry.regions import Region, Selection, parse
+from infinite_tensor.geometry.periodic import is_endless
+from infinite_tensor.geometry.regions import Region, Selection, box_inside, boxes_inside, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.members import (
     GroupMember,
@@ -398,7 +399,9 @@ class TensorGroup(Fillable["TensorDict"]):
                 found.append(start)
             else:
                 end, extent = -(-stop // unit) * unit, self.shape[d]
-                found.append(slice(start // unit * unit, end if extent is None else min(end, extent)))
+                if extent is not None and not is_endless(extent):
+                    end = min(end, extent)
+                found.append(slice(start // unit * unit, end))
         return tuple(found)
 
     def _plain(self, region: object) -> Selection:
@@ -436,7 +439,8 @@ class TensorGroup(Fillable["TensorDict"]):
 
         The result is not a TensorDict, because tensors may have tiles of different sizes.
         """
-        requests = zip(self._members, self._requests(region, where), strict=True)
+        box = box_inside(parse(region, self.shape), self.shape, "the region of coverage")
+        requests = zip(self._members, self._requests(box, where), strict=True)
         return nested((key, coverage(request, state)) for key, request in requests)
 
     def stored_only(self, fill_value: Number | Mapping[Any, Any] = 0) -> StoredOnlyGroup:
@@ -541,14 +545,18 @@ class TensorGroup(Fillable["TensorDict"]):
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
-        mask = placed(where, names_of_shared(self._members), selection)
+        boxes = boxes_inside(selection, self.shape)
+        if where is not None:
+            boxes = [box_inside(selection, self.shape, "a region with a mask")]
+        mask = placed(where, names_of_shared(self._members), boxes[0])
         return [
             Request(
                 member.tensor,
-                member.selection(selection),
+                member.selection(box),
                 None if mask is None else mask.on_member(member.dims, member.scale),
             )
             for member in self._members.values()
+            for box in boxes
         ]
 
     def _tensors(self) -> list[InfiniteTensor]:

@@ -17,6 +17,7 @@ import torch
 from infinite_tensor.engine import assemble, compiled
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import RegionError, StoreError, ValidationError
+from infinite_tensor.geometry.periodic import is_endless, scaled_extent
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape, WindowGrid, coordinates_of, followed
 from infinite_tensor.support.given import array_advice, as_index, as_ratio, checked_id, quoted
@@ -73,7 +74,7 @@ class GroupMember:
         RegionError
             If an int does not select a single pixel of the tensor, or there is a step in a dimension with a scale.
         """
-        entries: list[slice] = [slice(None)] * self.tensor.ndim
+        entries = [slice(0, n) for n in self.tensor.shape]
         steps, squeezed = [1] * self.tensor.ndim, []
         for d, own in enumerate(self.dims):
             entries[own] = self._pixels(d, region)
@@ -201,9 +202,13 @@ def shape_of(members: Members) -> Shape:
 
     The group ends at the end of its shortest member.
     """
-    extents = zip(*map(_extents, members.values()), strict=True)
-    known = [[math.ceil(n) for n in of_members if n is not None] for of_members in extents]
-    return tuple([min(numbers) if numbers else None for numbers in known])
+    extents = [
+        [scaled_extent(member.tensor.shape[own], 1 / n) for own, n in zip(member.dims, member.scale, strict=True)]
+        for member in members.values()
+    ]
+    known = [[n for n in of_members if n is not None] for of_members in zip(*extents, strict=True)]
+    # A group goes around where all of its members do.
+    return tuple([min(numbers, key=lambda n: (int(n), is_endless(n))) if numbers else None for numbers in known])
 
 
 def names_of_shared(members: Members) -> tuple[str, ...]:

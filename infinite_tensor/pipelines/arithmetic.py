@@ -16,6 +16,7 @@ import torch
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.stored_only import stored_pixels
+from infinite_tensor.geometry.periodic import Periodic, is_endless, joint_extent, side_of
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.sliding import UNSTORED, names_of
@@ -200,21 +201,24 @@ def concatenate(tensors: Sequence[object], dim: int = 0) -> InfiniteTensor:
     """Return tensors side by side along a finite dimension, as one tensor. All other extents must be equal."""
     given, d = _several(tensors, dim, 0)
     extents = [each.shape[d] for each in given]
-    ends = [*itertools.accumulate(n for n in extents if n is not None)]
+    ends = [*itertools.accumulate(n for n in extents if n is not None and not is_endless(n))]
     if len({each.shape[:d] + each.shape[d + 1 :] for each in given}) > 1 or len(ends) < len(given):
         raise ValidationError(
-            f"tensors must be finite along dimension {d}, and otherwise of equal extents, got "
+            f"tensors must have ends along dimension {d}, and otherwise equal extents, got "
             f"{[each.shape for each in given]}; crop them by t.crop(region)"
         )
-    shape = [*given[0].shape]
+    shape = [joint_extent(each) for each in zip(*[tensor.shape for tensor in given], strict=True)]
     shape[d] = ends[-1]
     dtype = torch.cat([torch.ones(1, dtype=each.dtype) for each in given]).dtype
     offsets = [[-begin if at == d else 0 for at in range(len(shape))] for begin in (0, *ends[:-1])]
     # What lies elsewhere is not read.
-    padding = [("constant", 0) if at == d else None if n is None else "edge" for at, n in enumerate(shape)]
+    paddings = [
+        [("constant", 0) if at == d else None if is_endless(n) else "edge" for at, n in enumerate(each.shape)]
+        for each in given
+    ]
     follows = [tuple(range(len(shape)))] * len(given)
     f = _Concatenated(d, ends)
-    return _made(f, shape, names_of(given[0]), dtype, given, follows, offsets, [padding] * len(given))
+    return _made(f, shape, names_of(given[0]), dtype, given, follows, offsets, paddings)
 
 
 def stack(tensors: Sequence[object], dim: int = 0) -> InfiniteTensor:
@@ -243,8 +247,30 @@ def crop(tensor: InfiniteTensor, region: object) -> InfiniteTensor:
     fn, options = (torch.squeeze, {"dim": selection.squeezed}) if selection.squeezed else (_itself, {})
     f = _Pixelwise(fn, [None], options, [tuple(range(tensor.ndim))])
     follow = tuple([kept.index(d) if d in kept else None for d in range(tensor.ndim)])
-    new = [shape[d] for d in kept]
+    whole = [(start, n) == (0, extent) for start, n, extent in zip(selection.start, shape, tensor.shape, strict=True)]
+    new = [tensor.shape[d] if whole[d] else shape[d] for d in kept]
     return _made(f, new, [names[d] for d in kept], tensor.dtype, [tensor], [follow], [selection.start])
+
+
+def going_around(tensor: InfiniteTensor, shape: Sequence[int | None]) -> InfiniteTensor:
+    """Return the pixels of a finite tensor in a shape with `Periodic` extents, as a formula."""
+    itself = tuple(range(tensor.ndim))
+    f = _Pixelwise(_itself, [None], {}, [itself])
+    return _made(f, shape, names_of(tensor), tensor.dtype, [tensor], [itself])
+
+
+def periodic(tensor: InfiniteTensor, dims: Sequence[str | int]) -> InfiniteTensor:
+    """See `InfiniteTensor.periodic`."""
+    shape = [*tensor.shape]
+    for each in dims:
+        d = tensor.dims.index(each) if each in tensor.dims else as_index(each)
+        if d is None or not -tensor.ndim <= d < tensor.ndim or (extent := shape[d]) is None:
+            raise ValidationError(
+                f"dims of periodic must be finite dimensions of a tensor of shape {tensor.shape} and dims "
+                f"{tensor.dims}, by name or number, got {quoted(each)}"
+            )
+        shape[d] = Periodic(extent)
+    return going_around(tensor, shape)
 
 
 def placed(source: object, origin: Sequence[int], fill: Number = 0) -> InfiniteTensor:
@@ -286,13 +312,13 @@ def placed(source: object, origin: Sequence[int], fill: Number = 0) -> InfiniteT
             "origin must be a tuple of ints, one for each of the last dimensions that becomes unbounded, got "
             f"{quoted(origin)} for a source of shape {tensor.shape} and dims {tensor.dims}"
         )
-    if None in tensor.shape:
-        raise ValidationError(
-            f"source must be finite, got shape {tensor.shape}; crop it first, as in source.crop(sl[0:512, 0:512])"
-        )
     at = dict(zip(numbers, found, strict=True))
+    if None in tensor.shape or any(is_endless(tensor.shape[d]) for d in at):
+        raise ValidationError(
+            f"source must have ends, got shape {tensor.shape}; crop it first, as in source.crop(sl[0:512, 0:512])"
+        )
     shape = [None if d in at else n for d, n in enumerate(tensor.shape)]
-    padding = [("constant", fill) if d in at else "edge" for d in range(tensor.ndim)]
+    padding = [("constant", fill) if d in at else None if is_endless(n) else "edge" for d, n in enumerate(tensor.shape)]
     itself = tuple(range(tensor.ndim))
     offset = [-at.get(d, 0) for d in itself]
     f = _Pixelwise(_itself, [None], {}, [itself])
@@ -402,14 +428,15 @@ def _broadcast(tensors: Sequence[InfiniteTensor]) -> tuple[list[int | None], lis
         places.append(tuple(numbers) if by_name else (*(None,) * (ndim - len(own)), *range(len(own))))
     shape: list[int | None] = []
     for d in range(ndim):
-        extents = {tensor.shape[at] for tensor, own in zip(tensors, places, strict=True) if (at := own[d]) is not None}
+        found = [tensor.shape[at] for tensor, own in zip(tensors, places, strict=True) if (at := own[d]) is not None]
+        extents = {*found}
         ends = extents - {None, 1}
         if len(ends) > 1:
             raise ValidationError(
                 f"extents must be equal, or 1, got shapes {[each.shape for each in tensors]}; cut them to equal "
                 "extents by t.crop(region)"
             )
-        shape.append(ends.pop() if ends else None if None in extents else 1)
+        shape.append(joint_extent(found) if ends else None if None in extents else 1)
     return shape, known, places
 
 
@@ -436,7 +463,7 @@ def _made(
     """Create a formula, with windows that lie over the same pixels of all args, apart from `offsets`."""
     # Nothing is computed in windows, but they are chunks.
     longest = UNSTORED[min(len(shape), len(UNSTORED)) - 1]
-    sides = [longest if extent is None else max(1, min(longest, extent)) for extent in shape]
+    sides = [side_of(extent, longest) for extent in shape]
     windows = []
     for at, follow in enumerate(follows):
         size = [1 if k is None else sides[k] for k in follow]

@@ -21,7 +21,9 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.periodic import Periodic
 from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.pipelines.arithmetic import going_around
 from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
@@ -64,7 +66,7 @@ def noise(
     Parameters
     ----------
     shape : tuple of (int or None)
-        Extent per dimension in pixels; None for an unbounded one.
+        Extent per dimension in pixels; None for an unbounded one, and a `Periodic` for one that goes around.
     seed : int
         From 0 to ``2**64 - 1``.
     stream : int
@@ -124,6 +126,10 @@ def noise(
     ...     (4, None, None), seed=3, stream=1, kind="normal", dims=("c", "y", "x")
     ... )
     """
+    extents = members(shape) or ()
+    if any(isinstance(extent, Periodic) for extent in extents):
+        whole = [int(extent) if isinstance(extent, Periodic) else extent for extent in extents]
+        return going_around(noise(whole, seed, stream, kind, dtype, dims), extents)
     name, kept = _checked_kind(kind), _checked_dtype(dtype)
     key = _checked_word("seed", seed), _checked_word("stream", stream)
     draws = _Noise(*key, name == "normal", kept, _window_size(shape))

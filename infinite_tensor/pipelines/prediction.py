@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import RegionError, ShapeMismatchError, ValidationError
+from infinite_tensor.geometry.periodic import Periodic, is_endless, scaled_extent
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_edge
 from infinite_tensor.outputs import Output
@@ -70,7 +71,8 @@ def overlapping(
     shared = [n - step for n, step in zip(size, stride, strict=True)]
     closed = [word(edge) != "drop" and word(mode) == "wrap" for mode in modes]
     before = [
-        n if closes and source.shape[d] is not None else 0 for d, n, closes in zip(numbers, shared, closed, strict=True)
+        n if closes and not is_endless(source.shape[d]) else 0
+        for d, n, closes in zip(numbers, shared, closed, strict=True)
     ]
     after = tuple(map(operator.sub, shared, before))
     named = tuple([names[d] for d in numbers])
@@ -106,7 +108,10 @@ def first_windows(sliding: Sliding, region: object, count: int) -> list[Index]:
 def _count(sliding: Sliding) -> list[int | None]:
     """Return the number of windows along each dimension, or None for unbounded ones."""
     lasts = _grid(sliding).last
-    found = [None if n is None else last + 1 for n, last in zip(sliding.extents, lasts, strict=True)]
+    found = [
+        None if n is None else Periodic(last + 1) if is_endless(n) else last + 1
+        for n, last in zip(sliding.extents, lasts, strict=True)
+    ]
     if 0 in found:
         raise ValidationError(
             f"no window of {sliding.size} pixels fits into the source of {sliding.extents} pixels; give edge='clip', "
@@ -304,7 +309,7 @@ class Result:
         shape = (
             _count(sliding)
             if is_single
-            else [None if n is None else math.ceil(n * by) for n, by in zip(sliding.extents, self.scale, strict=True)]
+            else [scaled_extent(n, by) for n, by in zip(sliding.extents, self.scale, strict=True)]
         )
         stride = [int(n * scale) for n, scale in zip(sliding.stride, self.scale, strict=True)]
         # With one pixel per window, pixel 0 always belongs to window 0.

@@ -9,11 +9,13 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from itertools import count
 from typing import cast
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.periodic import is_endless, scaled_extent, side_of
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.pipelines.sliding import names_of
@@ -297,12 +299,12 @@ def _coarser(
         )
     f = Coarsening(extents, factors, method, weight, finest[1], value, along, is_formula=store is None)
     return InfiniteTensor(
-        [None if extent is None else -(-extent // k) for extent, k in zip(extents, factors, strict=True)],
+        [scaled_extent(extent, Fraction(1, k)) for extent, k in zip(extents, factors, strict=True)],
         f,
         TensorWindow(size),
         args=[tensor],
         args_windows=[TensorWindow([n * k for n, k in zip(size, factors, strict=True)], offset=start)],
-        args_padding=[[("constant", 0) if extent is not None else "error" for extent in tensor.shape]],
+        args_padding=[[None if is_endless(extent) else ("constant", 0) for extent in tensor.shape]],
         dtype=tensor.dtype,
         device=tensor.device,
         version=f.version,
@@ -404,6 +406,5 @@ def _window(tensor: InfiniteTensor, factors: Sequence[int], coarsened: Sequence[
     longest = min(_SIDES[min(len(coarsened), len(_SIDES)) - 1], math.floor(most ** (1 / len(coarsened)) + 1e-9))
     side = 2 ** (longest.bit_length() - 1)
     for d in coarsened:
-        extent = tensor.shape[d]
-        sides[d] = side if extent is None else min(side, max(1, -(-extent // factors[d])))
+        sides[d] = side_of(scaled_extent(tensor.shape[d], Fraction(1, factors[d])), side)
     return sides

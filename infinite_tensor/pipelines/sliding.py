@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.periodic import joint_extent, scaled_extent, side_of
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
@@ -439,10 +440,8 @@ def _window_sizes(
     ]
     if window is None:
         wanted = [-(-tile // scale) for scale in first.scale] if tile else _default_sides(sources, stored=stored)
-        sides = [
-            -(-min(most, extent or most) // unit) * unit
-            for most, extent, unit in zip(wanted, first.extents, units, strict=True)
-        ]
+        ends = [scaled_extent(n, Fraction(1, unit)) for n, unit in zip(first.extents, units, strict=True)]
+        sides = [side_of(end, -(-most // unit)) * unit for end, most, unit in zip(ends, wanted, units, strict=True)]
     else:
         sides = of_dimensions("window", window, len(first.numbers), positive, "a positive int")
     for j, (side, unit) in enumerate(zip(sides, units, strict=True)):
@@ -511,7 +510,7 @@ def _least(halo: int, scale: Fraction) -> Fraction:
 def _extent(sources: Sequence[Sliding], j: int) -> int | None:
     along = _along(sources, j)
     extents, scales = [source.extents[at] for source, at in along], [source.scale[at] for source, at in along]
-    covered = [None if n is None else math.ceil(n * scale) for n, scale in zip(extents, scales, strict=True)]
+    covered = [scaled_extent(n, scale) for n, scale in zip(extents, scales, strict=True)]
     # The last pixel of a coarse input may reach beyond the end of a fine input.
     found = min((pixels for pixels in covered if pixels is not None), default=None)
     for (source, at), extent, scale, pixels in zip(along, extents, scales, covered, strict=True):
@@ -522,4 +521,4 @@ def _extent(sources: Sequence[Sliding], j: int) -> int | None:
                 f"pixels of the output, but input {sources.index(other)} makes {found}; give scale=(...), the number "
                 "of output pixels per pixel of each input"
             )
-    return found
+    return None if found is None else joint_extent(pixels for pixels in covered if pixels == found)

@@ -88,7 +88,7 @@ class Access:
         self._fetch(touched)
         held = [self._tiles[tile] for tile in touched]
         if all(entry is None for entry in held):
-            missing = grid.points(starts, stops)
+            missing = grid.windows(starts, stops)
         elif any(entry is None or isinstance(entry, TileInProgress) for entry in held):
             with self._cache.lock:
                 missing = missing_windows(grid, layout, starts, stops, self._known)
@@ -128,16 +128,19 @@ class Access:
         Windows deposited by other reads become part of this access, also if they are deposited after this call. Does no
         I/O.
         """
-        low, high = self._record.layout.grid.boxes(*self._record.spec.grid.bounds(windows))
+        grid = self._record.spec.grid
+        places, owner = grid.places(windows)
+        low, high = self._record.layout.grid.boxes(*grid.bounds(places))
         boxes = [list(_box(a, b)) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
         with self._cache.lock:
             # Other reads share their windows through tiles in progress.
             self._begin(tile for box in boxes for tile in box)
             lacking = [
                 any(self._lacks(tile, index) for tile in box)
-                for index, box in zip(as_tuples(windows), boxes, strict=True)
+                for index, box in zip(as_tuples(places), boxes, strict=True)
             ]
-        return np.array(lacking, dtype=bool)
+        found = np.array(lacking, dtype=bool)
+        return found if owner is None else np.bincount(owner[found], minlength=len(windows)) > 0
 
     def _lacks(self, tile: Index, window: Index) -> bool:
         entry = self._tiles.get(tile)
@@ -162,6 +165,9 @@ class Access:
         self._check_open()
         if isinstance(outputs, torch.Tensor):
             outputs = as_array(outputs.to(self._record.device))
+        windows, owner = self._record.spec.grid.places(windows)
+        if owner is not None:
+            outputs = outputs[owner]
         if self._takes_windows:
             windows, outputs = self._deposit_whole(windows, outputs)
         self._blended.look_again()

@@ -123,7 +123,7 @@ class Garbage:
 
 
 class Known(Protocol):
-    """The known windows of an incomplete tile, tested by ``index in known``."""
+    """The places of the known windows of an incomplete tile, tested by ``index in known``."""
 
     def __contains__(self, index: Index, /) -> bool: ...
 
@@ -146,7 +146,7 @@ class Inventory:
     complete : collection of tuple of int
         The indices of the complete tiles.
     partial : mapping of tuple of int to container of tuple of int
-        Maps the index of each partial tile to its stored windows.
+        Maps the index of each partial tile to the places of its stored windows.
     """
 
     layout: TileLayout
@@ -169,7 +169,7 @@ class Inventory:
         (N, ndim).
         """
         if self.empty:
-            return grid.points(starts, stops)
+            return grid.windows(starts, stops)
         return missing_windows(grid, self.layout, starts, stops, self.known)
 
     def states(self, grid: WindowGrid, low: Sequence[int], high: Sequence[int]) -> npt.NDArray[np.str_]:
@@ -226,19 +226,19 @@ def missing_windows(
     points, owner = points_of_boxes(*layout.grid.boxes(starts, stops))
     held = [known(tile) for tile in as_tuples(points)]
     if held.count(NOTHING) == len(held):
-        return grid.points(starts, stops)
+        return grid.windows(starts, stops)
     incomplete = np.array([windows is not None for windows in held], dtype=bool)
     held = [windows for windows in held if windows is not None]
     size = np.array(layout.tile_shape, dtype=np.int64)
     tile_starts = points[incomplete] * size
     low = np.maximum(starts[owner[incomplete]], tile_starts)
     high = np.minimum(stops[owner[incomplete]], tile_starts + size)
-    windows, pair = points_of_boxes(*grid.boxes(low, high))
-    unknown = np.ones(len(windows), dtype=bool)
+    places, pair = points_of_boxes(*grid.boxes(low, high))
+    unknown = np.ones(len(places), dtype=bool)
     begun = np.array([windows is not NOTHING for windows in held], dtype=bool)
     for number in np.flatnonzero(begun[pair]).tolist():
-        unknown[number] = tuple(windows[number].tolist()) not in held[pair[number]]
-    return unique_points(windows[unknown])
+        unknown[number] = tuple(places[number].tolist()) not in held[pair[number]]
+    return grid.windows_at(unique_points(places[unknown]))
 
 
 # Dependencies between tensors, according to the definitions.

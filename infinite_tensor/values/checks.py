@@ -10,8 +10,9 @@ from torch.masked import is_masked_tensor
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.padding import PADDINGS
-from infinite_tensor.geometry.points import UNBOUNDED
-from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, WindowGrid, followed
+from infinite_tensor.geometry.periodic import Periodic, divisors_near, is_endless
+from infinite_tensor.geometry.points import LARGEST, UNBOUNDED
+from infinite_tensor.geometry.window import MOST_OVERLAP, Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.given import as_index, members, number, quoted, word
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.definition import ArgDefinition, Padding, label_of, pixel_value
@@ -31,17 +32,19 @@ def check_callable(f: object) -> None:
 
 
 def checked_shape(shape: object) -> Shape:
-    """Check a shape, and return a tuple of positive ints and None."""
+    """Check a shape, and return a tuple of positive ints, None and `Periodic`."""
     given = members(shape)
     if not given:
         raise ValidationError(
-            f"shape must be a tuple of positive ints and None, with at least one entry, got {quoted(shape)}; give "
-            "(512, 512), for example, or (None, None) for an endless tensor"
+            f"shape must be a tuple of positive ints, None and Periodic, with at least one entry, got {quoted(shape)}; "
+            "give (512, 512), for example, or (None, None) for an endless tensor"
         )
-    extents = [None if extent is None else as_index(extent) for extent in given]
+    extents = [extent if extent is None or isinstance(extent, Periodic) else as_index(extent) for extent in given]
     for entry, extent in zip(given, extents, strict=True):
         if entry is not None and (extent is None or not 1 <= extent <= LARGEST):
-            raise ValidationError(f"shape must contain positive ints up to 2**53 and None only, got {quoted(shape)}")
+            raise ValidationError(
+                f"shape must contain positive ints up to 2**53, None and Periodic only, got {quoted(shape)}"
+            )
     return tuple(extents)
 
 
@@ -67,6 +70,7 @@ def check_spec(spec: TensorSpec) -> None:
             "with one size per dimension"
         )
     check_followed("output_window", window, len(shape))
+    _check_around(window, spec)
     overlap = WindowGrid(window, shape, definition.edge).overlap
     if overlap > MOST_OVERLAP:
         raise ValidationError(
@@ -79,6 +83,34 @@ def check_spec(spec: TensorSpec) -> None:
         check_reduction(spec.reduction, shape, window, spec.dtype, spec.device)
     gathered = spec.gathered
     check_mean(gathered.blend, gathered.definition.output_window, gathered.dtype, gathered.blend_init)
+
+
+def _check_around(window: TensorWindow, spec: TensorSpec) -> None:
+    """Check that the windows of each periodic dimension meet at its seam."""
+    follows = followed(window)
+    for d, (k, extent) in enumerate(zip(follows, spec.shape, strict=True)):
+        if not isinstance(extent, Periodic):
+            continue
+        size, stride, offset = window.size[d], window.stride[d], window.offset[d]
+        beginning = f"output_window {window!r} along the periodic dimension {spec.labels[d]} of {extent} pixels"
+        if size > extent:
+            raise ValidationError(f"{beginning} must not be longer than once around, got a size of {size}")
+        if k is None:
+            if offset < 0 or offset + size > extent:
+                raise ValidationError(
+                    f"{beginning} stays in place, and must lie between 0 and {extent}, got "
+                    f"{offset}:{offset + size}; let the dimension follow a window coordinate, with stride {extent}"
+                )
+        elif follows.count(k) > 1:
+            raise ValidationError(
+                f"{beginning} must follow a window coordinate of its own, got dimension_map {window.dimension_map}"
+            )
+        elif extent % stride:
+            raise ValidationError(
+                f"{beginning} must have a stride that divides {extent}, so that windows meet at the seam, got a stride "
+                f"of {stride}; give {divisors_near(extent, stride)}, or an extent such as "
+                f"{-(-extent // stride) * stride}"
+            )
 
 
 def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> None:
@@ -117,7 +149,9 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definition
     for at, (arg, definition) in enumerate(zip(args, definitions, strict=True)):
         window = definition.window
         for d, (k, extent) in enumerate(zip(followed(window), arg.shape, strict=True)):
-            first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
+            first, last = (0, 0) if k is None else tuple(side[k] for side in grid.ends)
+            if k in grid.around:
+                _check_meets(tensor_id, at, arg, definition, d, grid.around[k])
             if definition.padding is not None and definition.padding[d].mode != "error":
                 continue
             if extent is None or first <= -UNBOUNDED or last >= UNBOUNDED or first > last:
@@ -127,6 +161,17 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definition
             if low < 0 or high > extent:
                 label = label_of(d, arg.dims[d])
                 raise outside_arg(f"tensor {tensor_id!r}", at, arg.tensor_id, label, low, high, extent)
+
+
+def _check_meets(tensor_id: str, at: int, arg: Any, definition: ArgDefinition, d: int, count: int) -> None:
+    """Check that arg windows around a periodic dimension read the same pixels after `count` windows, once around."""
+    stride, extent = definition.window.stride[d], arg.shape[d]
+    if definition.padding is not None and definition.padding[d].mode == "wrap" and count * stride % extent:
+        raise ValidationError(
+            f"args_windows[{at}] of tensor {tensor_id!r} must go around dimension {label_of(d, arg.dims[d])} of "
+            f"{arg.tensor_id!r} a whole number of times: {count} windows of stride {stride} are {count * stride} "
+            f"pixels, but once around is {extent}; give another stride or extent"
+        )
 
 
 def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding, ...] | None, ...]:
@@ -176,13 +221,13 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
     paddings = []
     for d, (entry, extent) in enumerate(zip(entries, arg.shape, strict=True)):
         padding = _padding(f"{name}[{d}]" if not spread else name, arg.dtype, entry)
-        if extent is None and padding.mode != "error":
-            if not spread:
+        if is_endless(extent):
+            if not spread and padding.mode != "error":
                 raise ValidationError(
                     f"{name}[{d}] must be None, because dimension {label_of(d, arg.dims[d])} of {arg.tensor_id!r} is "
-                    f"unbounded, got {quoted(entry)}"
+                    f"{'unbounded' if extent is None else 'periodic'}, got {quoted(entry)}"
                 )
-            padding = Padding("error")
+            padding = Padding("error" if extent is None else "wrap")
         paddings.append(padding)
     return tuple(paddings) if any(padding.mode != "error" for padding in paddings) else None
 

@@ -74,7 +74,7 @@ def _name_of(f: Any) -> str:
 
 
 def _shape_told(shape: Shape, dims: Sequence[str]) -> str:
-    extents = ["∞" if extent is None else str(extent) for extent in shape]
+    extents = ["∞" if extent is None else repr(extent) for extent in shape]
     if tuple(dims) == names_of(None, len(shape)):
         told = f"({', '.join(extents)}{',' * (len(extents) == 1)})"
     else:
@@ -150,7 +150,7 @@ def draw(
 
 def _selection(tensor: InfiniteTensor, region: object) -> Selection:
     if region is None:
-        region = tuple(slice(-_HALF, _HALF) if extent is None else slice(None) for extent in tensor.shape)
+        region = tuple(slice(-_HALF, _HALF) if extent is None else slice(0, extent) for extent in tensor.shape)
     selection = parse(region, tensor.shape, node_of(tensor).spec.labels)
     if 0 in selection.shape:
         raise ValidationError(f"the region is empty, got {quoted(region)}; give, for example, sl[0:512, 0:512]")

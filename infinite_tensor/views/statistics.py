@@ -22,7 +22,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.mask import BoolArray, PlacedMask, placed
 from infinite_tensor.filling.stored_only import whole_pixels
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.geometry.regions import Selection, SelectionBlocks, parse
+from infinite_tensor.geometry.regions import Selection, SelectionBlocks, box_inside, parse
 from infinite_tensor.pipelines.sources import is_source
 from infinite_tensor.support.given import checked_flag, checked_workers, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -242,6 +242,9 @@ class _Pixels:
             selection = Selection(start, stop, (1,) * tensor.ndim, ())
         else:
             selection = parse(... if region is None else region, tensor.shape, node.spec.labels)
+            if where is not None or not computed:
+                what = "a region with a mask" if computed else "a region of stats without compute=True"
+                selection = box_inside(selection, tensor.shape, what)
         tiles, covered = None, selection
         if not computed and not node.computation.copied and 0 not in selection.shape:
             tiles = sorted(node.contents.inventory(node.spec, selection.start, selection.stop).complete)

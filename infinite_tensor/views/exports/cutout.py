@@ -238,6 +238,12 @@ def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions
     """Read boxes, and call `use` with the pixels of each. Missing windows are computed and stored."""
     (node,) = resolved([node_of(tensor)])
     spec = node.spec
+    if spec.grid.periods:
+        # Boxes may lie across a seam.
+        read = itertools.chain.from_iterable(tensor.iter_regions(_regions(boxes), workers=workers))
+        for start, pixels in zip(boxes.starts.tolist(), read, strict=True):
+            use(start, pixels)
+        return
     with store_call(node.contents, CLAIMS):
         node.contents.flush_if_requested()
         with open_views(workers) as views:
@@ -259,8 +265,13 @@ def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions
 
 def stored(view: StoredOnly, boxes: NumberedRegions, use: Use) -> None:
     """Read boxes without computing, and call `use` with the pixels of each. Missing tiles have the fill value."""
+    for start, region in zip(boxes.starts.tolist(), _regions(boxes), strict=True):
+        use(start, view[region])
+
+
+def _regions(boxes: NumberedRegions) -> Iterator[tuple[slice, ...]]:
     for start, stop in zip(boxes.starts.tolist(), boxes.stops.tolist(), strict=True):
-        use(start, view[tuple(itertools.starmap(slice, zip(start, stop, strict=True)))])
+        yield tuple(map(slice, start, stop))
 
 
 def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:

@@ -23,7 +23,7 @@ from infinite_tensor.engine.chain import Node, chain_of, node_of
 from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.errors import TileAccessError, ValidationError
 from infinite_tensor.filling.invalidate import forget
-from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.regions import boxes_inside, parse
 from infinite_tensor.opening import extent_of
 from infinite_tensor.pipelines.pyramid import method_for, stored_levels
 from infinite_tensor.support.forks import cached_property
@@ -359,10 +359,11 @@ def _cost(tensor: InfiniteTensor, region: Any, settings: Settings) -> Cost:
 
     Return an estimate if there are too many windows to look up.
     """
-    # This check takes less time than counting windows.
-    if node_of(tensor).computation.formula is None and not tensor.coverage(region, "missing").any():
-        return _NOTHING
     selection = parse(region, tensor.shape)
+    boxes = boxes_inside(selection, tensor.shape)
+    # This check takes less time than counting windows.
+    if node_of(tensor).computation.formula is None and not any(tensor.coverage(b, "missing").any() for b in boxes):
+        return _NOTHING
     most = max(settings.max_windows or 0, _MOST_PLANNED)
     bound = _bound(tensor, [*zip(selection.start, selection.stop, strict=True)], most)
     if bound.windows > most:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.window import LARGEST
+from infinite_tensor.geometry.points import LARGEST
 from infinite_tensor.support.given import as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.dtypes import checked_dtype, stored_dtype
