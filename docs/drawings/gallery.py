@@ -1,6 +1,6 @@
 """Runs the examples and keeps small pictures of what they write, for docs/gallery.md, docs/index.md and the README.
 
-``python docs/drawings/gallery.py`` writes them, which takes about three minutes; ``--folder`` says where to.
+``python docs/drawings/gallery.py`` writes them, which takes about four minutes; ``--folder`` says where to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 WIDTH, HEIGHT = 480, 350
 PANEL, GAP = (320, 400), 8
 """Width and height of each half of the pictures on the first page, and the pixels between them."""
-PAINTERS = ("blur", "terrain", "world", "features", "train", "segment")
+WORLDS = ("planet", "joint_diffusion", "voxels", "erosion", "generator")
+PAINTERS = (*WORLDS, "blur", "terrain", "world", "features", "train", "segment")
 PLACES = (sl[:, -120:280, 0:320], sl[:, 0:400, 10**12 : 10**12 + 320])
 """What the first page shows of the terrain: near the origin, and far from it."""
 
