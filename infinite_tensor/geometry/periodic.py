@@ -89,12 +89,13 @@ def side_of(extent: int | None, most: int) -> int:
         return most
     if not isinstance(extent, Periodic):
         return max(1, min(most, extent))
-    numbers = np.arange(1, min(extent, _LONGER * most) + 1)
+    numbers = np.append(np.arange(1, min(extent, _LONGER * most) + 1), extent)
     divisors = numbers[extent % numbers == 0]
     return int(divisors[np.abs(np.log(divisors / most)).argmin()])
 
 
 _LONGER = 8
+"""Longer divisors are not looked for, except once around: a prime number has no other."""
 
 
 def divisors_near(n: int, number: int) -> str:

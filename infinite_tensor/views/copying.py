@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Reporting, Tally
 from infinite_tensor.geometry.points import Index, is_empty
-from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.regions import Selection, boxes_inside, parse
 from infinite_tensor.pipelines.pyramid import clear_levels
 from infinite_tensor.support.given import checked_flag, checked_id, checked_progress, quoted
 from infinite_tensor.support.interrupts import store_call
@@ -330,8 +330,11 @@ def _copy(original: _Original, source: Contents, target: Contents, tally: Tally)
 def _complete(record: Record, source: Contents, selection: Selection | None) -> list[Index]:
     if selection is not None and is_empty(selection.start, selection.stop):
         return []
-    start, stop = record.layout.pixels if selection is None else (selection.start, selection.stop)
-    return sorted(source.storage.find_in(record, *record.layout.box(start, stop))[0])
+    if selection is None:
+        return sorted(source.storage.find_in(record, *record.layout.box(*record.layout.pixels))[0])
+    parts = boxes_inside(selection, record.spec.shape)
+    found = [source.storage.find_in(record, *record.layout.box(part.start, part.stop))[0] for part in parts]
+    return sorted({tile for tiles in found for tile in tiles})
 
 
 def _present(there: Record, target: Contents, tiles: Sequence[Index]) -> set[Index] | None:

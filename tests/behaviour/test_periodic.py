@@ -419,6 +419,12 @@ def test_formulas_go_around() -> None:
     assert torch.equal(doubled[ACROSS], across(PIXELS + PIXELS))
 
 
+@pytest.mark.parametrize(("n", "side"), [(24, 24), (96, 48), (1009, 1009), (2**20, 64), (2**52 - 47, 1)])
+def test_default_windows_go_around_a_whole_number_of_times(n: int, side: int) -> None:
+    doubled = noise((8, Periodic(n)), seed=0, dims=("y", "x")).map(lambda x: 2 * x)
+    assert doubled.output_window.size[1] == side
+
+
 def test_noise_goes_around_any_number_of_pixels() -> None:
     options: dict[str, Any] = {"seed": 3, "kind": "normal", "dims": DIMS}
     ring, line = noise((4, 32, Periodic(125)), **options), noise((4, 32, 125), **options)
@@ -437,6 +443,9 @@ def test_a_store_says_that_a_dimension_is_periodic(tmp_path: Path) -> None:
             assert torch.equal(found[ACROSS], across(PIXELS))
             with pytest.raises(TileAccessError, match="opened without f"):
                 found[:, :, 5:20]
+            with made(tmp_path / f"copy-{made.__name__}") as other:
+                assert store.copy("ring", other, region=ACROSS, progress=False).tiles == 2
+                assert torch.equal(other.open("ring")[ACROSS], across(PIXELS))
             with pytest.raises(ValidationError, match=r"edge: stored \['drop', 'drop', 'wrap'\], given 'drop'"):
                 InfiniteTensor((3, 20, 24), _same, window, [FLAT], [window], tile_store=store, tensor_id="ring")
 
