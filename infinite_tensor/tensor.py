@@ -357,7 +357,10 @@ class InfiniteTensor(Operators, Fillable[torch.Tensor]):
 
     @property
     def edge(self) -> tuple[EdgeName, ...]:
-        """Treatment of windows reaching past a finite dimension: "drop", "clip" or "all", per dimension."""
+        """Treatment of windows reaching past a finite dimension: "drop", "clip" or "all", per dimension.
+
+        It is "wrap" for a `Periodic` dimension.
+        """
         return cast("tuple[EdgeName, ...]", self._spec.definition.edge or ("drop",) * self.ndim)
 
     @property

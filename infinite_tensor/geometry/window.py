@@ -315,19 +315,23 @@ def checked_edge(edge: object, shape: Shape) -> Edge | None:
     Raises
     ------
     ValidationError
-        If `edge` is not one of `EDGES`, and not a sequence with an entry of `EDGES` or None per dimension.
+        If `edge` is not one of `EDGES`, and not a sequence with an entry of `EDGES` or None per dimension, or also
+        `WRAP` for a periodic one.
     """
     given = (edge,) * len(shape) if isinstance(edge, str) else members(edge)
     entries = [None if entry is None else word(entry) or "" for entry in given or ()]
-    if given is None or len(entries) != len(shape) or not {*entries} <= {*EDGES, None}:
+    wraps = [isinstance(n, Periodic) for n in shape]
+    if len(entries) != len(shape) or any(
+        entry not in (*EDGES, None, *[WRAP] * is_periodic) for entry, is_periodic in zip(entries, wraps, strict=True)
+    ):
         raise ValidationError(
             f'edge must be "drop", "clip" or "all", or a sequence with one of these per dimension ({len(shape)}), got '
             f"{quoted(edge)}"
         )
     known = tuple(
         [
-            WRAP if isinstance(n, Periodic) else entry if entry and n is not None else "drop"
-            for entry, n in zip(entries, shape, strict=True)
+            WRAP if is_periodic else entry if entry and n is not None else "drop"
+            for entry, n, is_periodic in zip(entries, shape, wraps, strict=True)
         ]
     )
     return None if {*known} == {"drop"} else known

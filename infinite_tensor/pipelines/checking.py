@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.periodic import is_endless
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.pipelines.map import Mapped
@@ -129,7 +128,7 @@ def _again(tensor: InfiniteTensor, f: Mapped, more: Sequence[int], shift: Sequen
                 offsets[d] += (shift[k] - more[k]) * stride // side[k]
         windows.append(TensorWindow(sizes, window.stride, offsets, window.dimension_map))
     padding = [
-        [None if is_endless(extent) else mode for extent, mode in zip(arg.shape, modes, strict=True)]
+        [None if extent is None else mode for extent, mode in zip(arg.shape, modes, strict=True)]
         for arg, modes in zip(tensor.args, tensor.args_padding, strict=True)
     ]
     return InfiniteTensor(

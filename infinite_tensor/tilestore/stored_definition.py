@@ -14,7 +14,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.periodic import Periodic
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import WRAP, Edge, Shape, TensorWindow, checked_edge
+from infinite_tensor.geometry.window import WRAP, TensorWindow, checked_edge
 from infinite_tensor.support.given import as_index, checked_id, quoted
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tilestore.layout import TileLayout, gathered_layout, layout_of, tile_shape_of
@@ -163,7 +163,9 @@ def _definition(fields: Mapping[str, Any]) -> Definition:
     window = TensorWindow.from_dict(_field(fields, "output_window"))
     edge = fields.get("edge")
     if edge is not None:
-        shape, edge = _around(shape, _typed(list, "edge", edge))
+        wraps = [each == WRAP for each in _typed(list, "edge", edge)]
+        shape = tuple([Periodic(n) if n and wrap else n for n, wrap in zip(shape, wraps, strict=False)])
+        edge = checked_edge(edge, shape)
     reduction = None if fields.get("reduce") is None else reduction_from_json(fields["reduce"])
     blend, blend_init = _field(fields, "blend"), scalar_from_json(_field(fields, "blend_init"))
     functions = FunctionRecord.from_json(_typed(dict, "functions", _field(fields, "functions")))
@@ -181,15 +183,6 @@ def _definition(fields: Mapping[str, Any]) -> Definition:
         dims=checked_dims(fields.get("dims"), len(shape)),
         reduction=None if reduction is None else reduction_to_json(reduction),
     )
-
-
-def _around(shape: Shape, edge: list[Any]) -> tuple[Shape, Edge | None]:
-    """Return the shape with `Periodic` extents, and the checked edge."""
-    wraps = [each == WRAP for each in edge]
-    if len(wraps) == len(shape):
-        shape = tuple([n if n is None or not wrap else Periodic(n) for n, wrap in zip(shape, wraps, strict=True)])
-        edge = [None if isinstance(n, Periodic) else each for n, each in zip(shape, edge, strict=True)]
-    return shape, checked_edge(edge, shape)
 
 
 def _plain(fields: dict[str, Any]) -> Mapping[str, Any]:

@@ -222,12 +222,13 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
     for d, (entry, extent) in enumerate(zip(entries, arg.shape, strict=True)):
         padding = _padding(f"{name}[{d}]" if not spread else name, arg.dtype, entry)
         if is_endless(extent):
-            if not spread and padding.mode != "error":
+            beyond = "error" if extent is None else "wrap"
+            if not spread and padding.mode not in ("error", beyond):
                 raise ValidationError(
                     f"{name}[{d}] must be None, because dimension {label_of(d, arg.dims[d])} of {arg.tensor_id!r} is "
                     f"{'unbounded' if extent is None else 'periodic'}, got {quoted(entry)}"
                 )
-            padding = Padding("error" if extent is None else "wrap")
+            padding = Padding(beyond)
         paddings.append(padding)
     return tuple(paddings) if any(padding.mode != "error" for padding in paddings) else None
 

@@ -217,6 +217,7 @@ def _same(_ctx: Index, region: torch.Tensor) -> torch.Tensor:
 
 
 DIMS = ("c", "y", "x")
+WINDOW = TensorWindow((3, 20, 8))
 PIXELS = torch.randn(3, 20, 24, generator=torch.Generator().manual_seed(0))
 FLAT = from_array(PIXELS, dims=DIMS)
 ACROSS = sl[:, :, -3:5]
@@ -417,6 +418,16 @@ def test_formulas_go_around() -> None:
     assert torch.equal(cropped[...], across(PIXELS))
     doubled = map_windows(torch.add, tensor, tensor)
     assert torch.equal(doubled[ACROSS], across(PIXELS + PIXELS))
+
+
+def test_a_tensor_can_be_built_again_from_its_attributes() -> None:
+    read = InfiniteTensor((3, 20, Periodic(24)), _same, WINDOW, [image()], [WINDOW], args_padding="reflect")
+    options: dict[str, Any] = {"edge": read.edge, "args_padding": read.args_padding}
+    again = InfiniteTensor(read.shape, _same, WINDOW, read.args, read.args_windows, **options)
+    assert again.to_json() == read.to_json()
+    assert (again.edge, again.args_padding) == (("drop", "drop", "wrap"), read.args_padding)
+    with pytest.raises(ValidationError, match='edge must be "drop", "clip" or "all"'):
+        InfiniteTensor((3, 20, 24), _same, WINDOW, [image()], [WINDOW], edge=read.edge)
 
 
 @pytest.mark.parametrize(("n", "side"), [(24, 24), (96, 48), (1009, 1009), (2**20, 64), (2**52 - 47, 1)])
