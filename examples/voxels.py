@@ -39,7 +39,7 @@ edits = placed(from_array(tower, dims=("z", "y", "x")), (100, 140), fill=NO_EDIT
 edited = overlay(edits, world)
 
 if __name__ == "__main__":
-    seen = edited[:, 0:208, 0:320].long()
+    seen = edited[:, 0:160, 0:320].long()
     top = DEPTH - 1 - (seen.flip(0) != AIR).int().argmax(0)
     light = 1 + 0.08 * top.diff(dim=1, append=top[:, -1:]).clamp(-4, 4)[..., None]
     above = COLOURS[seen.gather(0, top[None])[0]] * light * (0.55 + top[..., None] / 110)
