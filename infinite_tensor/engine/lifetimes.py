@@ -118,9 +118,7 @@ class Lifetimes:
         for node in nodes:
             first, last = self._reach[node]
             numbers = np.flatnonzero(first[:, 0] < _NOWHERE)
-            bounds = node.grid.boxes(first[numbers], last[numbers])
-            if node.grid.around:
-                bounds = self._around(node, *bounds)
+            bounds = self._around(node, *node.grid.boxes(first[numbers], last[numbers]))
             boxes.append(self._spread(numbers, *(bound[:, : computation.coordinates] for bound in bounds)))
         low = reduce(np.minimum, [box[0] for box in boxes])
         high = reduce(np.maximum, [box[1] for box in boxes])

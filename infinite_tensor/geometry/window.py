@@ -586,16 +586,12 @@ class WindowGrid:
         return low, np.maximum(low, high)
 
     def indices(self, starts: IntArray, stops: IntArray) -> list[Index]:
-        """Return the places intersecting any of N regions.
-
-        Each place is returned once. They are in lexicographic order.
-        """
+        """Like `windows`, as tuples, for a grid without periodic dimensions, such as one of tiles."""
         if len(starts) == 1:
             low, high = self.box(starts[0].tolist(), stops[0].tolist())
             check_count(math.prod(map(operator.sub, high, low)), MOST_AT_ONCE)
             return list(itertools.product(*map(range, low, high)))
-        points, _ = points_of_boxes(*self.boxes(starts, stops))
-        return as_tuples(unique_points(points))
+        return as_tuples(self.windows(starts, stops))
 
     def windows(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Return the windows intersecting any of N regions, in lexicographic order."""
