@@ -1,4 +1,4 @@
-"""Deprecated methods of stores from version 0.2: `get_or_create` and `clear_direct_caches`."""
+"""Deprecated methods of stores from version 0.2: `get_or_create`, `clear_direct_caches` and `evict_cache_for`."""
 
 from __future__ import annotations
 
@@ -108,6 +108,13 @@ def clear_direct_caches(store: TileStore) -> None:
     # Only tensors used through this store object.
     for record in contents_of(store).registry.known():
         store.clear_cache(record.spec.tensor_id)
+
+
+def evict_cache_for(store: TileStore, tensor_id: object, cache_limit: int | None) -> None:
+    """Deprecated: call ``store.clear_cache(tensor_id)``, which a limit of 0 does. Other limits are the store's."""
+    _deprecated("TileStore.evict_cache_for", "store.clear_cache(tensor_id)")
+    if cache_limit == 0:
+        store.clear_cache(str(tensor_id))
 
 
 def _set_tile_size(

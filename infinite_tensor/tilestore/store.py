@@ -406,6 +406,12 @@ class TileStore:
 
         clear_direct_caches(self)
 
+    def evict_cache_for(self, tensor_id: object, cache_limit: int | None) -> None:
+        """Deprecated: call `clear_cache`, which a limit of 0 does."""
+        from infinite_tensor.compat import evict_cache_for  # noqa: PLC0415
+
+        evict_cache_for(self, tensor_id, cache_limit)
+
     # Groups.
 
     def open_group(

@@ -81,6 +81,25 @@ def test_clear_direct_caches(store: Any) -> None:
     assert torch.equal(t[0:4, 0:4], before)
 
 
+def test_a_limit_of_zero_evicts_what_a_tensor_caches() -> None:
+    store: Any = MemoryTileStore()
+    calls: list[tuple[int, ...]] = []
+
+    def counted(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls.append(ctx)
+        return torch.ones(4, 4)
+
+    t = built(counted, WINDOW, store=store, name="7")
+    for limit, expected in ((None, 1), (10**6, 1), (0, 2)):
+        t[0:4, 0:4]
+        with pytest.warns(DeprecationWarning, match=r"use store.clear_cache"):
+            store.evict_cache_for(7, limit)
+        t[0:4, 0:4]
+        assert len(calls) == expected
+    with pytest.warns(DeprecationWarning, match=r"use store.clear_cache"):
+        store.evict_cache_for("never made", 0)
+
+
 @pytest.mark.parametrize("make", [ZarrTileStore, HDF5TileStore])
 def test_tile_cache_size_is_cache_size_tiles(make: Callable[..., PersistentTileStore], tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):

@@ -28,7 +28,7 @@ SHOWN = {
     for path, options in re.findall(r"^::: ([\w.]+)\n((?: +.*\n)*)", page, re.MULTILINE)
 }
 # Names of version 0.2, which the page on migration shows.
-FORMER = {"get_or_create", "clear_direct_caches"}
+FORMER = {"get_or_create", "clear_direct_caches", "evict_cache_for"}
 
 
 def found(path: str) -> Any:
