@@ -147,8 +147,16 @@ def _aligned(region: torch.Tensor, places: _Places) -> torch.Tensor:
 
 def _box_around(mask: torch.Tensor, start: Sequence[int]) -> tuple[tuple[slice, ...], list[int], list[int]]:
     """Return the box around the True pixels of a mask that begins at pixel `start`: its place, its start, its size."""
-    where = mask.nonzero()
-    low, high = where.amin(0).tolist(), (where.amax(0) + 1).tolist()
+    low, high = [], []
+    # By dimension, because the places of all pixels would take 8 * ndim times the memory of the mask.
+    while mask.ndim:
+        line = mask
+        while line.ndim > 1:
+            line = line.any(-1)
+        first, last = line.nonzero()[[0, -1], 0].tolist()
+        low.append(first)
+        high.append(last + 1)
+        mask = mask.any(0)
     box = tuple(itertools.starmap(slice, zip(low, high, strict=True)))
     return box, [*map(operator.add, start, low)], [*map(operator.sub, high, low)]
 
