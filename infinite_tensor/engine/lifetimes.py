@@ -118,8 +118,10 @@ class Lifetimes:
         for node in nodes:
             first, last = self._reach[node]
             numbers = np.flatnonzero(first[:, 0] < _NOWHERE)
-            bounds = self._around(node, *node.grid.boxes(first[numbers], last[numbers]))
-            boxes.append(self._spread(numbers, *(bound[:, : computation.coordinates] for bound in bounds)))
+            begin, end = self._around(node, *node.grid.boxes(first[numbers], last[numbers]))
+            # Pixels in the gaps of a grid need no window.
+            some, kept = (begin < end).all(axis=1), computation.coordinates
+            boxes.append(self._spread(numbers[some], begin[some, :kept], end[some, :kept]))
         low = reduce(np.minimum, [box[0] for box in boxes])
         high = reduce(np.maximum, [box[1] for box in boxes])
         numbers = np.flatnonzero(low[:, 0] < _NOWHERE)
@@ -142,7 +144,7 @@ class Lifetimes:
         of the consumer. Return False if a box may also contain pixels that are not read, as with the padding "wrap".
         """
         begin = starts_of(reads.window, low)
-        end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
+        end = starts_of(reads.window, high - 1) + np.array(reads.window.size)
         begin, end, all_of_it = reads.hulls(begin, end)
         some = (begin < end).all(axis=1)
         read = self._spread(numbers[some], begin[some], end[some])

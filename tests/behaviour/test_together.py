@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore, sl
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.engine import assemble
 from tests.support.building import built
 from tests.support.counting import Counted
 from tests.support.together import fill_together, plan_together, read_together
@@ -111,3 +121,20 @@ def test_all_that_are_filled_must_be_in_stores_that_can_be_written(tmp_path: Pat
         with pytest.raises(ValidationError, match="read-only"):
             fill_together(*((t, sl[0:8, 0:4]) for t in (fork.left, fork.source)), progress=False)
         assert fork.calls == [0, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+def test_a_region_in_a_gap_releases_nothing_that_a_later_one_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "_BLOCK_BYTES", 1)
+    store = MemoryTileStore(cache_size_bytes=1)
+    source = Counted(lambda ctx: torch.arange(4.0) + ctx[0])
+    pixel, odd = TensorWindow((1,)), TensorWindow((1,), stride=2, offset=1)
+    outputs = {"all": Output((None,), torch.float32, pixel), "odd": Output((None,), torch.float32, odd)}
+    middle = built(lambda _, x: 2 * x, pixel, built(source, 4, store=store), store=store)
+    made = InfiniteTensor.from_multi(
+        lambda _, x: {"all": x, "odd": -x}, outputs, args=[middle], args_windows=[pixel], tile_store=store
+    )
+    # Pixel 4 of odd lies in the gap before its window 2. It is read between pixels 0 and 2 of all.
+    (pixels,), (gap,) = read_together((made["all"], sl[0:3:2]), (made["odd"], sl[4:5]))
+    assert (pixels.tolist(), gap.tolist()) == ([0, 4], [0])
+    assert source.counts == {(0,): 1}
