@@ -65,6 +65,10 @@ class Lifetimes:
     Regions are read in order. After each region, pixels not needed by later regions can be released. The args of a
     window are needed only by the first region with this window, because the window is stored then.
 
+    If an earlier read or fill has stored only a part of a window, a later region may need the args after they were
+    released. A store in memory with limits then computes them again. Keeping all args for such windows would multiply
+    the memory of reads through long chains.
+
     Parameters
     ----------
     roots : mapping of Node to NumberedRegions

@@ -228,6 +228,8 @@ class History:
             allowed = self.reference.missing(spanned, self.known, MOST_WINDOWS, self._kept_out)
         except TooManyWindows:
             return
+        # What a limited cache has dropped in part may make a read in steps compute upstream windows again.
+        once &= not any(len(store._contents.tiles.entries) for store in self.stores)
         before = [Counter(function.calls) for function in self.functions]
         results = read()
         calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]

@@ -138,3 +138,25 @@ def test_a_region_in_a_gap_releases_nothing_that_a_later_one_reads(monkeypatch: 
     (pixels,), (gap,) = read_together((made["all"], sl[0:3:2]), (made["odd"], sl[4:5]))
     assert (pixels.tolist(), gap.tolist()) == ([0, 4], [0])
     assert source.counts == {(0,): 1}
+
+
+@pytest.mark.parametrize("kept", ["memory", "disk"])
+def test_a_window_stored_in_part_may_make_a_large_read_compute_its_args_twice(
+    kept: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Steps of two rows.
+    monkeypatch.setattr(assemble, "_BLOCK_BYTES", 32)
+    source = Counted(lambda index: torch.full((1,), float(index[0])))
+    line = built(source, 1, store=MemoryTileStore(cache_size_windows=1, tile_size=1))
+    store = MemoryTileStore(tile_size=2) if kept == "memory" else ZarrTileStore(tmp_path, tile_size=(2, 2))
+    window, rows = TensorWindow((4, 2), stride=2), TensorWindow((4,), stride=2, dimension_map=(0,))
+    f = Counted(lambda _, x: x[:, None].expand(4, 2))
+    t = InfiniteTensor((8, 4), f, window, args=[line], args_windows=[rows], blend="mean", tile_store=store)
+    # With a mask, only rows 0 and 1 of window (0, 0) are stored.
+    t.fill(sl[0:2, 0:2], where=torch.ones(2, 2, dtype=torch.bool))
+    f.calls.clear()
+    source.calls.clear()
+    assert t[:].equal(torch.arange(8.0)[:, None].expand(8, 4))
+    assert set(f.counts.values()) == {1}
+    # The first step needs rows 0 to 3 for window (0, 1), and the second step for window (0, 0).
+    assert [index for index, count in source.counts.items() if count > 1] == [(0,), (1,)]
