@@ -17,18 +17,13 @@ from infinite_tensor.support.given import as_index, quoted
 class Periodic(int):
     """The extent of a periodic dimension, as in ``InfiniteTensor((180, Periodic(360)), ...)``.
 
-    Pixel ``p`` is pixel ``p % n``, so a read may begin and end anywhere: ``heights[:, -32:32]`` has 64 columns on both
-    sides of the seam. A slice needs both ends, as in an unbounded dimension, and ``...`` stands for ``0:n``. In all
-    other respects, the extent is an int.
+    ``Periodic(n)`` has `n` pixels once around. Pixel ``p`` is pixel ``p % n``, so a read may begin and end anywhere:
+    ``heights[:, -32:32]`` has 64 columns on both sides of the seam. A slice needs both ends, as in an unbounded
+    dimension, and ``...`` stands for ``0:n``. In all other respects, the extent is an int.
 
     Windows are numbered from 0 to ``n // stride - 1``, and go on at the other end where they reach past one. So their
     stride must divide `n`, and they must not be longer than `n`. Halos may be longer. An arg is read around its ends
     without a padding.
-
-    Parameters
-    ----------
-    n : int
-        The number of pixels once around.
 
     Raises
     ------
